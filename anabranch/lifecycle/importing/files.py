@@ -46,12 +46,15 @@ from anabranch.iceberg.other_tables import (
     parquet_parts,
 )
 from anabranch.subjects.columns import NotAColumn, avro_fields
+from serving_layer.query.place_columns import FAMILIES
 
 FORMS = ("parquet", "orc", "json", "csv", "avro")
 TABLES = ("delta", "iceberg")
 _BY_ENDING = {f".{form}": form for form in FORMS} | {".jsonl": "json", ".ndjson": "json"}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
-_OTHERS = {str: "timestamp", int: "bigint"}
+_NUMBERS = {int: "bigint"}
+_PLACES = {family.format(one).lower() for family in FAMILIES for one in ("partition", "offset")}
+_TOPICS = {family.format("topic").lower() for family in FAMILIES}
 _LINES = 20_000
 _BYTES = 32 * 2**20
 _BUFFER = 2**20
@@ -97,6 +100,11 @@ def open_stream(access: FileIO, path: str) -> Any:
     if isinstance(access, PyArrowFileIO):
         return PyArrowFileIO.new_input(access, path).open()
     return access.new_input(path).open()
+
+
+def _text(name: str) -> str:
+    """Return the type of a text that is no column of the stream, by its name. Pure."""
+    return "string" if name.lower() in _PLACES | _TOPICS else "timestamp"
 
 
 def _form_of(name: str) -> str | None:
@@ -186,8 +194,8 @@ class AvroPart(FilePart):
 @dataclass(frozen=True)
 class TextPart(FilePart):
     """A file of JSON lines, or of CSV with a header, also compressed: each line is read as a record
-    in the stream's `columns`. Fields of the first line that are no columns may be times and places:
-    text is a time, an integer of JSON a number.
+    in the stream's `columns`. Fields of the first line that are no columns may be times, places and
+    topics: other text is a time, an integer of JSON a number.
 
     Reading raises Refused, with the line, for one that is no row of the table.
     """
@@ -221,15 +229,17 @@ class TextPart(FilePart):
             names = [name or "" for name in split(text, self.delimiter) or ()]
             if line and ("" in names or len({*names}) < len(names) or not names):
                 raise self._refused(number, "a header with a name for each field", text)
-            places = ("partition", "offset", "kafka_partition", "kafka_offset")
-            return {name: "bigint" if name in places else "timestamp" for name in names}
+            return {name: "bigint" if name.lower() in _PLACES else _text(name) for name in names}
         try:
             found = msgspec.json.decode(line or b"{}")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._refused(number, "an object of JSON", str(error)) from error
         if not isinstance(found, dict):
             raise self._refused(number, "an object of JSON", type(found).__name__)
-        return {name: _OTHERS.get(type(value)) for name, value in found.items()}
+        return {
+            name: _text(name) if isinstance(value, str) else _NUMBERS.get(type(value))
+            for name, value in found.items()
+        }
 
     def own_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         own, names = self._columns()

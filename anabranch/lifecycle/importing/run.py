@@ -31,6 +31,7 @@ from anabranch.iceberg.parquet_writer import data_file_of, fields_of, plain_targ
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
+from anabranch.kafka.batches import COMPACTED, RETENTION
 from anabranch.lifecycle.importing.files import maker, split_form
 from anabranch.lifecycle.importing.sources import (
     HOUR,
@@ -302,6 +303,19 @@ class _Import:
         total = Counter[int]()
         for counted in files:
             total.update(counted.rows)
+        names = self._reader.schema.names
+        if files and all(len(one.lacking) == len(names) for one in files):
+            # All values would be null, as of records that were never decoded.
+            raise Refused(
+                f"import {request.source}: expected columns {', '.join(names)}, found none of them "
+                f"but {', '.join(files[0].part.schema_arrow.names)}; write the records' fields as "
+                "columns first"
+            )
+        if not total and (elsewhere := sum(one.elsewhere for one in files)):
+            raise Refused(
+                f"import {request.source}: expected rows of topic {self._stream.topic}, found "
+                f"{elsewhere} rows of other topics alone; name another source"
+            )
         begin, end = to_number(self._first), to_number(state.timeline.first_of_kafka)
         after = {hour: n for hour, n in total.items() if end <= hour < READ_FROM_KAFKA}
         if after and self._last_of_files(state) in todo:
@@ -322,9 +336,20 @@ class _Import:
             sum(n for hour, n in total.items() if hour < begin),
             sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
-            (*(table.what for table in self._tables), *self._seam_notes(state, late)),
+            (
+                *(table.what for table in self._tables),
+                *self._null_notes(),
+                *self._seam_notes(state, late),
+            ),
             self._table_version,
         )
+
+    def _null_notes(self) -> Iterator[str]:
+        """Yield a sentence for each column that files lack: its nulls are final."""
+        every = self._files(self._counted)
+        for name in self._reader.schema.names:
+            if lacking := self._files(one for one in self._counted if name in one.lacking):
+                yield f"{lacking} of {every} files have no column {name}: it is null in their rows"
 
     def _seam_notes(self, state: State, late: int) -> list[str]:
         """Return sentences about how the import recognizes rows that Kafka has too."""
@@ -340,6 +365,11 @@ class _Import:
                 f"the seam to Kafka is by {', '.join(self._seam_key)} in {others} files; {late} "
                 "of their rows are of hours with Kafka's records but not in the table"
             )
+        if exact and (unread := self._unread(state)):
+            words.append(
+                f"{unread} offsets of the stream were compacted or deleted in Kafka "
+                "when it read them: rows of the source there are left out, and not counted"
+            )
         if gone := self._in_neither(state):
             words.append(
                 f"{gone} offsets between the last row and the first record that the stream reads "
@@ -348,6 +378,12 @@ class _Import:
         if elsewhere := sum(one.elsewhere for one in self._counted):
             words.append(f"{elsewhere} rows are of other topics, and do not count")
         return words
+
+    def _unread(self, state: State) -> int:
+        """Return the offsets of accepted hours that Kafka no longer had when they were read."""
+        span = Span(state.timeline.first_of_kafka, state.timeline.open)
+        rows = ledger.newest(self._job.ledger.history(span, UNUSED_COLUMNS)).values()
+        return sum((row.gaps or {}).get(name, 0) for row in rows for name in (COMPACTED, RETENTION))
 
     def _in_neither(self, state: State) -> int:
         """Return the offsets between the source's last row and the stream's first record."""

@@ -48,13 +48,15 @@ class CountedPart:
     """A part of the source and its number of rows by hour, in hours since 1970. If it has Kafka's
     offsets: `ends` has the offset after its last record, by partition, and `early` is the number of
     rows at offsets that the stream reads although they are older than the hour before the stream's
-    first. `elsewhere`: the number of rows of other topics, which do not count."""
+    first. `elsewhere`: the number of rows of other topics, which do not count. `lacking`: the
+    table's columns that it does not have."""
 
     part: Part
     rows: Mapping[int, int]
     ends: Mapping[int, int] | None = None
     early: int = 0
     elsewhere: int = 0
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class SourceReader:
         table's, or a row has no time; Transient."""
         rows, ends, early, read = Counter[int](), dict[int, int](), 0, Counter[str]()
         there = part.schema_arrow
-        self._require_columns(part, there)
+        own = self._own_names(part, there)
+        self._require_columns(part, there, own)
         for batch, found in self._batches(part, (), read):
             rows.update(counts_by_hour(found))
             if self.seam is None or batch[PLACE[0]].null_count:
@@ -159,7 +162,8 @@ class SourceReader:
             )
         has_places = self.seam is not None and self._columns_of(there).partition is not None
         ends_ = ends if has_places else None
-        return CountedPart(part, rows, ends_, early, read["rows"] - rows.total())
+        lacking = tuple(name for name in self.schema.names if name not in own)
+        return CountedPart(part, rows, ends_, early, read["rows"] - rows.total(), lacking)
 
     def read(
         self, part: Part, numbers: Numbers, columns: Sequence[str], first: int, last: int
@@ -176,10 +180,26 @@ class SourceReader:
                 rows = rows if inside.all() else rows.filter(pa.array(inside))
                 yield rows.append_column(NUMBER, pa.array(numbered[inside]))
 
+    def _own_names(self, part: Part, there: pa.Schema) -> dict[str, str]:
+        """Return the part's names of the stream's columns that it has: as for Spark, in letters of
+        any case. Raises Refused if it has several of them."""
+        found, by_letters = dict[str, str](), dict[str, list[str]]()
+        for name in there.names:
+            by_letters.setdefault(name.lower(), []).append(name)
+        for column in self.schema:
+            equal = by_letters.get(column.name.lower(), [])
+            same = [name for name in equal if name == column.name] or equal
+            if len(same) > 1:
+                raise _mismatch(part, column, f"found {len(same)}: {', '.join(same)}")
+            if same:
+                found[column.name] = same[0]
+        return found
+
     def _columns_of(self, there: pa.Schema) -> PlaceColumns:
         """Return the columns with a row's place and time in Kafka: none of the stream's own."""
         # An event may reach Kafka long after a time of its own, and would be searched around it.
-        others = pa.schema([column for column in there if column.name not in self.schema.names])
+        names = {name.lower() for name in self.schema.names}
+        others = pa.schema([column for column in there if column.name.lower() not in names])
         return find_columns(others, None, None, None)
 
     def _time_of(self, part: Part, there: pa.Schema, received: Column | None) -> Column:
@@ -187,6 +207,7 @@ class SourceReader:
         if self.time is None and received is not None:
             return received
         wanted = self.time or self.event_time
+        wanted = self._own_names(part, there).get(wanted or "", wanted)
         if wanted is None or wanted not in there.names:
             tried = " or ".join(
                 filter(None, (self.time or "kafka_timestamp or timestamp", self.event_time))
@@ -195,14 +216,14 @@ class SourceReader:
                 f"import {part.path}: expected a column {tried} with the time at which each row "
                 f"was received, found {', '.join(there.names)}; name the column by --time"
             )
-        return Column(wanted, wanted, "", there.field(wanted).type)
+        return Column(wanted, wanted, wanted, "", there.field(wanted).type)
 
-    def _require_columns(self, part: Part, there: pa.Schema) -> None:
-        names, folder = {*there.names}, getattr(part, "folder", {})
+    def _require_columns(self, part: Part, there: pa.Schema, own: Mapping[str, str]) -> None:
+        folder = getattr(part, "folder", {})
         for column in self.schema:
-            if column.name in names:
-                kind = there.field(column.name).type
-                is_text_of_folder = column.name in folder and pa.types.is_string(kind)
+            if column.name in own:
+                kind = there.field(own[column.name]).type
+                is_text_of_folder = own[column.name] in folder and pa.types.is_string(kind)
                 if not may_become(kind, column.type) and not is_text_of_folder:
                     raise _mismatch(part, column, f"found {kind}")
             elif not column.nullable:
@@ -214,10 +235,10 @@ class SourceReader:
         """Yield the topic's rows with `columns` in the table's types, `TIME`, `OF_KAFKA` and
         `PLACE`, and the hour of each. `read` counts the rows of all topics."""
         there = part.schema_arrow
-        places = self._columns_of(there)
+        own_names, places = self._own_names(part, there), self._columns_of(there)
         time = self._time_of(part, there, places.time)
-        asked = [c.reads for c in (time, *places.all)]
-        wanted = dict.fromkeys([*(c for c in columns if c in there.names), *asked])
+        asked = [time.reads, *places.reads]
+        wanted = dict.fromkeys([*(own_names[c] for c in columns if c in own_names), *asked])
         for batch in part.iter_batches(_BATCH_ROWS, list(wanted)):
             at = locate(pa.table(batch), places, self.topic)
             if read is not None:
@@ -230,7 +251,7 @@ class SourceReader:
             own = at["own"].combine_chunks()
             found = pa.table(
                 {
-                    **{name: self._column(part, batch, name) for name in columns},
+                    **{c: self._column(part, batch, c, own_names.get(c)) for c in columns},
                     TIME: self._times(part, time.name, times),
                     OF_KAFKA: pa.repeat(time is places.time, batch.num_rows),
                     **self._places(part, places, at),
@@ -257,10 +278,10 @@ class SourceReader:
                 )
         return {name: values.cast(pa.int64()) for name, values in found.items()}
 
-    def _column(self, part: Part, batch: pa.RecordBatch, name: str) -> pa.Array:
+    def _column(self, part: Part, batch: pa.RecordBatch, name: str, own: str | None) -> pa.Array:
         column = self.schema.field(name)
-        is_there = name in batch.schema.names
-        found = batch[name] if is_there else pa.nulls(batch.num_rows, column.type)
+        is_there = own in batch.schema.names
+        found = batch[own] if is_there else pa.nulls(batch.num_rows, column.type)
         if not column.nullable and found.null_count:
             raise _mismatch(part, column, f"found null in {found.null_count} rows or more")
         try:
@@ -333,7 +354,10 @@ def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
     if t.is_struct(kind) and t.is_struct(wanted):
         # A field that an old file lacks is null.
         there = [field for field in wanted if kind.get_field_index(field.name) >= 0]
-        return all(may_become(kind.field(field.name).type, field.type) for field in there)
+        letters = {field.name.lower() for field in kind} & {field.name.lower() for field in wanted}
+        return len(letters) == len(there) and all(
+            may_become(kind.field(field.name).type, field.type) for field in there
+        )
     if t.is_map(kind) and t.is_map(wanted):
         pairs = ((kind.key_type, wanted.key_type), (kind.item_type, wanted.item_type))
         return all(may_become(*pair) for pair in pairs)
@@ -345,7 +369,7 @@ def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
         t.is_date,
         t.is_timestamp,
         t.is_decimal,
-        lambda k: t.is_string(k) or t.is_large_string(k),
+        lambda k: t.is_string(k) or t.is_large_string(k) or t.is_string_view(k),
         lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
     )
     if t.is_floating(kind) and t.is_floating(wanted):
@@ -363,6 +387,8 @@ def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Cast values to a table's type. Raises ArrowInvalid for a value that does not fit."""
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
+    if pa.types.is_string(found.type) and pa.types.is_timestamp(wanted):
+        found = pc.cast(found, pa.timestamp("us"))  # the name of a folder, without a zone
     return found if found.type == wanted else pc.cast(found, wanted)
 
 
@@ -372,7 +398,7 @@ HOUR = "_import_hour"
 _MEMORY = "2GB"
 _AT = "_import_at"
 # Odd numbers of 64 bits (SplitMix64), by which a multiplication spreads neighbours.
-_MIX = np.array([-7046029254386353131, -4658895280553007687, -7723592293110705685], np.int64)
+_MIX = np.array([-7046029254386353131, -4658895280553007687], np.int64)
 
 
 def find_duplicates(
@@ -414,15 +440,15 @@ def find_duplicates(
 def find_repeated_places(
     numbers: NDArray[np.int64], partitions: NDArray[np.int64], offsets: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return the mask of rows at the place of an earlier one of the same hour, of Kafka's partition
-    and offset. `numbers`: in ascending order."""
-    mask, hours = np.zeros(len(numbers), bool), numbers >> HOUR_BITS
-    # Hashes of places select the rows to sort by three columns, which takes long: few, mostly.
-    hashes = (offsets * _MIX[0]) ^ (partitions * _MIX[1]) ^ (hours * _MIX[2])
+    """Return the mask of rows at the place of an earlier one, Kafka's partition and offset: also of
+    another hour, if their time is not Kafka's. `numbers`: in ascending order."""
+    mask = np.zeros(len(numbers), bool)
+    # Hashes of places select the rows to sort by two columns, which takes long: few, mostly.
+    hashes = (offsets * _MIX[0]) ^ (partitions * _MIX[1])
     ordered = np.sort(hashes)
     several = np.unique(ordered[1:][np.diff(ordered) == 0])
     at = np.flatnonzero(find_sorted(hashes, several) >= 0)
-    places = [values[at] for values in (hours, partitions, offsets)]
+    places = [values[at] for values in (partitions, offsets)]
     order = np.lexsort((numbers[at], *places))
     same = np.ones(max(0, len(order) - 1), bool)
     for values in places:

@@ -119,6 +119,22 @@ def test_fields_of_the_first_line_may_be_times_and_places(tmp_path: Path) -> Non
     assert lines(tmp_path / "a.json", b"") == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b'{"id":"a","topic":"t","Partition":3,"offset":"4"}'),
+        ("a.csv", b"id,topic,Partition,offset\na,t,3,4\n"),
+    ],
+)
+def test_lines_have_topics_and_places(tmp_path: Path, name: str, content: bytes) -> None:
+    """As Spark's file sink writes all columns of its Kafka source."""
+    (tmp_path / name).write_bytes(content)
+    columns = ["id", "topic", "Partition", "offset"]
+    [row] = read(tmp_path / name, columns, stream=FLAT_STREAM)
+    offset = "4" if name == "a.json" else 4
+    assert row == {"id": "a", "topic": "t", "Partition": 3, "offset": offset}
+
+
 FLAT = "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(9,2), day DATE, at TIMESTAMP"
 FLAT_STREAM = new_stream(schema=FLAT, columns=parse_columns(FLAT))
 

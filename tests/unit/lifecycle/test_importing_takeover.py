@@ -54,11 +54,19 @@ def sink(lake: StreamLake) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("damage", ["whole", "truncated", "deleted", "compaction missing"])
+@pytest.mark.parametrize(
+    "damage", ["whole", "truncated", "last truncated", "version", "deleted", "compaction missing"]
+)
 def test_a_file_sink_is_taken_over_whatever_its_log(lake: StreamLake, damage: str) -> None:
     log = sink(lake) / "_spark_metadata"
     if damage == "truncated":
         (log / "1").write_text("v1\n{")
+    elif damage == "last truncated":
+        # Kafka has deleted its records: nothing else has them.
+        (log / "2").unlink()
+        (log / "1").write_text("v1\n{")
+    elif damage == "version":
+        (log / "2").write_text((log / "2").read_text().replace("v1", "v2", 1))
     elif damage == "deleted":
         for file in log.iterdir():
             file.unlink()
