@@ -99,8 +99,10 @@ class Reader:
         tables: dict[str, Source] = {
             name: partial(self.rows, name, selection) for name in self.streams
         }
+        is_live = tails is not None
         for stream, view in views:
-            tables[stream.view_table(view)] = partial(self.derived, stream, view, selection)
+            of_view = partial(self.derived, stream, view, selection, is_live)
+            tables[stream.view_table(view)] = of_view
         if tails is not None:
             for stream in self.streams.values():
                 tables[stream.table] = partial(self.live_rows, stream, selection, tails)
@@ -153,9 +155,16 @@ class Reader:
             {topic: ds.dataset(path)},
         )
 
-    def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
+    def derived(
+        self, stream: Stream, view: View, selection: Selection, is_live: bool = False
+    ) -> Derived:
         """Return a view over the selected rows. Raises ConfigurationError for a selection of one
-        revision of an hour, Terminal, Transient."""
+        revision of an hour, or with the topic's records, which no view has; Terminal, Transient."""
+        if is_live:
+            raise ConfigurationError(
+                f"read {stream.view_table(view)} and its topic: expected {stream.table}, found a "
+                "view, which has rows of the table alone; leave --live out, or query the table"
+            )
         if selection.revision is not None:
             raise ConfigurationError(
                 f"read {stream.view_table(view)}: expected {stream.table}, found a view; only the "

@@ -731,3 +731,14 @@ def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Pat
     )
     assert refused.exit_code == 2
     assert "only the table's rows are kept by revision" in refused.output
+
+
+def test_a_view_has_no_records_of_the_topic(tmp_path: Path) -> None:
+    stream = with_views(per_minute=PER_MINUTE)
+    reader = Reader(Lake(new_environment(tmp_path)), {stream.table: stream})
+    view = stream.view_table(stream.views[0])
+    with (
+        pytest.raises(ConfigurationError, match="leave --live out, or query the table"),
+        reader.query(f"FROM {view}", Selection(), tails=[]),
+    ):
+        pass
