@@ -34,7 +34,6 @@ from anabranch.decode import values
 from anabranch.decode.avro import Malformed, read_long, same, text_of
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.inputs import DESCRIPTOR, WriterSchema, split
-from anabranch.decode.places import Place, place_of
 from anabranch.decode.values import (
     FIRST_MICROS,
     LAST_MICROS,
@@ -134,24 +133,22 @@ class Plan:
             if name in fields
         }
         self._numbers = {fields[name].number: fields[name] for name in self.fields}
-        self._place = place_of(Column(n, kind, True) for n, kind, _ in columns if n in self.fields)
-        is_nested = any(place is not None for place in self._place.fields.values())
-        self._others = is_nested or bool(fields.keys() - names)
+        self._others, self._names = bool(fields.keys() - names), names
 
     def others(
-        self, messages: Sequence[Any], names_unknown: bool
+        self, messages: Sequence[Any]
     ) -> Iterator[tuple[int, list[str], FieldDescriptor | None]]:
         """Yield the messages with other fields than columns: the index, the names of fields without
         a column and the numbers of those that the type does not have, and a field with a column
         that is among these (`_left`)."""
-        names_all = names_unknown and self._others
-        if not names_all and not any(map(len, map(UnknownFieldSet, messages))):
+        if not self._others and not any(map(len, map(UnknownFieldSet, messages))):
             return
         for i, message in enumerate(messages):
             unknown = UnknownFieldSet(message)
             names = [f"#{number}" for number in sorted({one.field_number for one in unknown})]
-            if names_all:
-                names += dict.fromkeys(_names(message, self._place))
+            if self._others:
+                set_fields = (field.name for field, _ in _BASE.ListFields(message))
+                names += [name for name in set_fields if name not in self._names]
             if names:
                 yield i, names, _left(unknown, self._numbers)
 
@@ -193,7 +190,7 @@ class ProtobufReader:
                     errors.add(i, Errors.WHOLE, "incompatible_schema", text)
                 continue
             places, read = _parsed(of_type.parse, *records, errors)
-            for i, names, left in of_type.others(read, self._names_unknown):
+            for i, names, left in of_type.others(read):
                 if self._names_unknown:
                     unknown[places[i]] = names
                 if left is not None:
@@ -349,20 +346,6 @@ def _broken(text: str) -> tuple[str, str]:
     if "MaxDepth" in text:
         return "too_deep", found("at most 100 levels of nesting", "more")
     return "malformed_protobuf", found("one message of its type", "invalid or truncated bytes")
-
-
-def _names(message: Any, place: Place) -> Iterator[str]:
-    """Yield the names of a message's fields without a column, with their paths as of JSON's, and
-    the numbers of those that the types of the messages in it do not have."""
-    for field, value in _BASE.ListFields(message):
-        if field.name not in place.fields:
-            yield place.name_of(field.name)
-        elif (below := place.fields[field.name]) is not None:
-            inside = below.items or below
-            several = [value] if below.items is None else value
-            for one in value.values() if inside.path.endswith("}") else several:
-                yield from (inside.name_of(f"#{f.field_number}") for f in UnknownFieldSet(one))
-                yield from _names(one, inside)
 
 
 def _left(unknown: Any, numbers: Mapping[int, FieldDescriptor]) -> FieldDescriptor | None:

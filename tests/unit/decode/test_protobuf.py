@@ -520,27 +520,6 @@ def test_fields_without_a_column_are_listed() -> None:
     assert not decoded(spec(**given), list(sent)).unknown
 
 
-def test_fields_without_a_column_inside_messages_are_listed() -> None:
-    ddl = "id STRING, inner STRUCT<n: INT, more: ARRAY<STRUCT<b: BINARY>>, gone: STRUCT<x: INT>>, by_number MAP<INT, STRUCT<n: INT>>"
-    given: dict[str, Any] = {"ddl": ddl, "lists_unknown": True}
-    inner = {"n": 1, "more": [{"b": b"x"}]}
-    sent = [
-        Every(id="a", inner=inner, by_number={1: {"n": 5}}),
-        Every(id="b", inner=inner | {"s": "", "deeper": {"b": b"x"}}, colour=1),
-        Every(id="c", inner={"more": [{}, {"c": 1}, {"c": 1}]}, by_number={1: {}, 2: {"s": "x"}}),
-        Every(id="d", inner=inner),
-    ]
-    later = [one.SerializeToString() for one in sent]
-    # Fields 100 of the message, and of the message in it, which their types do not have.
-    later[3] += b"\xa0\x06\x01" + b"\xe2\x01\x03\xa0\x06\x01"
-    names = [
-        ["colour", "inner.s", "inner.deeper"], ["by_number{}.s", "inner.more[].c"], ["#100", "inner.#100"],
-    ]  # fmt: skip
-    assert decoded(spec(**given), [*later]).unknown == dict(enumerate(names, 1))
-    refused = decoded(spec(ddl=ddl, refuses_unknown=True), [*later])
-    assert [code for code, _ in refused.errors.values()] == ["unknown_field"] * 3
-
-
 def test_descriptors_that_are_none_are_refused() -> None:
     for text in ("", "AAAA", base64.b64encode(b"\xff").decode()):
         with pytest.raises(Incompatible, match="expected a set of file descriptors"):
