@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
 
 from anabranch.common.remote_errors import lake_errors
@@ -176,7 +177,9 @@ def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagg
         snapshot = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
         if ref is None or snapshot is None:
             continue
-        scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=ref.snapshot_id)
+        scan = table.scan(
+            row_filter=EqualTo(term="ingest_hour", value=hour), snapshot_id=ref.snapshot_id
+        )
         with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
             rows = sum(task.file.record_count for task in scan.plan_files())
         made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)

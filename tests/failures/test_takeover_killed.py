@@ -22,7 +22,7 @@ ONE_HOUR = "from anabranch.lifecycle.importing import {0}; {0}._HOURS_A_COMMIT =
 # others run the same tasks in their own process.
 HERE = (
     "from contextlib import nullcontext; from anabranch.lifecycle.importing import tasks; "
-    "from anabranch.spark import in_process; in_process.session_here = lambda *_: nullcontext(); "
+    "from anabranch.spark import session; session.session_here = lambda *_: nullcontext(); "
     f"tasks.on_spark = lambda _: tasks.HERE; {ONE_HOUR.format('run')}"
 )
 LOST = Step.COMMIT_REQUEST_LOST.label
