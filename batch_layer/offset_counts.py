@@ -270,7 +270,7 @@ def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> Unknown
 
 
 def _values_at(value: Any, path: str) -> Iterator[Any]:
-    """Yield the values of a field in a record, by its name (`anabranch.decode.places`)."""
+    """Yield the values of a field in a record, by its name (`anabranch.decode.field_tree`)."""
     if not path:
         yield value
     elif path[:2] in ("[]", "{}") and isinstance(value, dict if path[0] == "{" else list):

@@ -23,8 +23,8 @@ import pyarrow as pa
 from msgspec import Raw
 
 from anabranch.config.columns import ROW, Column
+from anabranch.decode.field_tree import REFUSED
 from anabranch.decode.json import JsonReader
-from anabranch.decode.places import REFUSED
 from anabranch.decode.values import Errors, Reading, found
 
 _NULL, _DELETE = Raw(b"null"), Raw(b'"d"')

@@ -1,4 +1,4 @@
-"""The places of columns in JSON values, and the fields beside them, which no column reads.
+"""The tree of the fields of JSON values that columns read, and the fields that no column reads.
 
 A field's name is its path, with `[]` for the items of an array and `{}` for the values of a map:
 `payload.after.name`, `items[].n`, `labels{}.n`.
@@ -21,27 +21,27 @@ REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
 """The errors of a value of another type, a number out of range, or bytes that are not UTF-8."""
 
 
-class Place:
-    """A place where columns read fields of objects, or the `items` of arrays or maps. `fields`: the
-    place of each, or None where a column takes whatever there is. `others`: further fields, as
-    records have taught. `is_raw`: its values are not decoded, and teach nothing."""
+class Node:
+    """A node of the tree: its columns read fields of objects, or the `items` of arrays or maps.
+    `fields`: the node of each, or None where a column takes whatever there is. `others`: further
+    fields, as records have taught. `is_raw`: its values are not decoded, and teach nothing."""
 
-    def __init__(self, path: str = "", items: Place | None = None) -> None:
+    def __init__(self, path: str = "", items: Node | None = None) -> None:
         self.path, self.items, self.is_raw = path, items, False
-        self.fields: dict[str, Place | None] = {}
+        self.fields: dict[str, Node | None] = {}
         self.others: list[str] = []
 
     def name_of(self, field: str) -> str:
         return f"{self.path}.{field}" if self.path else field
 
-    def every(self) -> Iterator[tuple[str, Place | None]]:
-        """Yield the name of each place below, with the place."""
+    def every(self) -> Iterator[tuple[str, Node | None]]:
+        """Yield the name of each node below, with the node."""
         of_items = [] if self.items is None else [(self.items.path, self.items)]
-        named = [(self.name_of(name), place) for name, place in self.fields.items()]
-        for name, place in [*of_items, *named]:
-            yield name, place
-            if place is not None:
-                yield from place.every()
+        named = [(self.name_of(name), node) for name, node in self.fields.items()]
+        for name, node in [*of_items, *named]:
+            yield name, node
+            if node is not None:
+                yield from node.every()
 
     def has_others(self) -> bool:
         """Return whether records have taught fields here or below."""
@@ -49,56 +49,56 @@ class Place:
         return bool(self.others) or any(one is not None and one.has_others() for one in below)
 
 
-Field = tuple[Place, str]
+Field = tuple[Node, str]
 Others = dict[Field, Raw]
-"""Fields without a column, by place and name, with a value of each."""
+"""Fields without a column, by node and name, with a value of each."""
 
 
-def place_of(columns: Iterable[Column]) -> Place:
-    """Return the place of a record's columns. Pure."""
-    root = Place()
+def tree_of(columns: Iterable[Column]) -> Node:
+    """Return the tree of a record's columns. Pure."""
+    root = Node()
     for column in columns:
-        place, names = root, column.field
+        node, names = root, column.field
         for depth, name in enumerate(names, 1):
-            path, is_first = place.name_of(name), name not in place.fields
+            path, is_first = node.name_of(name), name not in node.fields
             if depth == len(names):
                 here = _of_type(path, arrow_type(column.type))
-                place.fields[name] = here if is_first else _both(place.fields[name], here)
+                node.fields[name] = here if is_first else _both(node.fields[name], here)
             elif is_first:
-                place.fields[name] = Place(path)
-            if (below := place.fields[name]) is None:
+                node.fields[name] = Node(path)
+            if (below := node.fields[name]) is None:
                 break
-            place = below
+            node = below
     return root
 
 
-def _of_type(path: str, kind: pa.DataType) -> Place | None:
+def _of_type(path: str, kind: pa.DataType) -> Node | None:
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         is_list = pa.types.is_list(kind)
         items = _of_type(
             f"{path}{'[]' if is_list else '{}'}", kind.value_type if is_list else kind.item_type
         )
-        return None if items is None else Place(path, items)
+        return None if items is None else Node(path, items)
     if not pa.types.is_struct(kind):
         return None
-    place = Place(path)
-    place.fields = {field.name: _of_type(place.name_of(field.name), field.type) for field in kind}
-    return place
+    node = Node(path)
+    node.fields = {field.name: _of_type(node.name_of(field.name), field.type) for field in kind}
+    return node
 
 
-def _both(one: Place | None, other: Place | None) -> Place | None:
-    """Return the place of a field that several columns read: what one of them reads is known."""
+def _both(one: Node | None, other: Node | None) -> Node | None:
+    """Return the node of a field that several columns read: what one of them reads is known."""
     if one is None or other is None:
         return None
     if one.items is not None:
         one.items = _both(one.items, other.items)
         return one if one.items is not None else None
-    for name, place in other.fields.items():
-        one.fields[name] = _both(one.fields[name], place) if name in one.fields else place
+    for name, node in other.fields.items():
+        one.fields[name] = _both(one.fields[name], node) if name in one.fields else node
     return one
 
 
-def left_of(sent: bytes | Raw, place: Place, found: Others) -> Any:
+def unread_part(sent: bytes | Raw, node: Node, found: Others) -> Any:
     """Return what no column reads of a value, in its shape (a list has None for items without such
     fields), or None. Add these fields to `found`."""
     try:
@@ -107,15 +107,15 @@ def left_of(sent: bytes | Raw, place: Place, found: Others) -> Any:
         # Null, or a value of another type: an error of its column.
         return None
     if isinstance(value, list):
-        items = [left_of(one, place.items, found) for one in value] if place.items else []
+        items = [unread_part(one, node.items, found) for one in value] if node.items else []
         return items if any(items) else None
     left = dict[str, Any]()
     for name, raw in value.items():
-        below = place.items or place.fields.get(name)
+        below = node.items or node.fields.get(name)
         if below is not None:
-            left[name] = left_of(raw, below, found)
-        elif name not in place.fields:
-            found[place, name] = left[name] = raw
+            left[name] = unread_part(raw, below, found)
+        elif name not in node.fields:
+            found[node, name] = left[name] = raw
     return {name: one for name, one in left.items() if one is not None} or None
 
 
@@ -126,11 +126,11 @@ def as_json(left: Any) -> str:
 
 
 def names_below(
-    place: Place, at: Sequence[int], objects: Sequence[Any]
+    node: Node, at: Sequence[int], objects: Sequence[Any]
 ) -> Iterator[tuple[str, set[int]]]:
-    """Yield each field without a column below a place of decoded objects (`object_type`), and the
+    """Yield each field without a column below a node of decoded objects (`object_type`), and the
     numbers of the records with it. `at`: the number of each object's record."""
-    for n, below in enumerate(place.fields.values()):
+    for n, below in enumerate(node.fields.values()):
         if below is None or not (below.is_raw or below.has_others()):
             continue
         inside, here = list(map(attrgetter(f"c{n}"), objects)), at
@@ -140,7 +140,7 @@ def names_below(
             for i, raw in zip(here, inside, strict=True):
                 others = Others()
                 if raw is not None and _has_others(decode, raw):
-                    left_of(raw, below, others)
+                    unread_part(raw, below, others)
                 for field in others:
                     found.setdefault(field, set()).add(i)
             yield from ((of.name_of(name), records) for (of, name), records in found.items())
@@ -158,14 +158,14 @@ def names_below(
         yield from names_below(below, here, inside)
 
 
-def _known(place: Place | None) -> Any:
+def _known(node: Node | None) -> Any:
     """Return msgspec's type of values without fields beside those that columns read."""
-    if place is None:
+    if node is None:
         return Raw
-    if place.items is not None:
-        item = _known(place.items)
+    if node.items is not None:
+        item = _known(node.items)
         return list[item] | dict[str, item] | None  # type: ignore[valid-type]
-    return object_type({name: _known(one) for name, one in place.fields.items()}, place) | None
+    return object_type({name: _known(one) for name, one in node.fields.items()}, node) | None
 
 
 def _has_others(decode: Callable[[Raw], Any], raw: Raw) -> bool:
@@ -176,11 +176,11 @@ def _has_others(decode: Callable[[Raw], Any], raw: Raw) -> bool:
     return False
 
 
-def object_type(types: Mapping[str, Any], place: Place | None = None) -> Any:
+def object_type(types: Mapping[str, Any], node: Node | None = None) -> Any:
     """Return msgspec's type of objects with fields of these types, by name. Its attributes are c0,
-    c1 and so on, in their order, and u0, u1 for the place's `others`. With a place it refuses any
+    c1 and so on, in their order, and u0, u1 for the node's `others`. With a node it refuses any
     other field."""
-    others = place.others if place is not None else []
+    others = node.others if node is not None else []
     names = {f"c{i}": name for i, name in enumerate(types)}
     learned = {f"u{i}": name for i, name in enumerate(others)}
     return msgspec.defstruct(
@@ -188,7 +188,7 @@ def object_type(types: Mapping[str, Any], place: Place | None = None) -> Any:
         [(attribute, types[name], None) for attribute, name in names.items()]
         + [(attribute, Raw, UNSET) for attribute in learned],
         rename=names | learned,
-        forbid_unknown_fields=place is not None,
+        forbid_unknown_fields=node is not None,
         gc=False,
     )
 

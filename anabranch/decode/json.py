@@ -29,17 +29,17 @@ from msgspec import UNSET, Meta, Raw
 
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
-from anabranch.decode.inputs import WriterSchema, split
-from anabranch.decode.places import (
+from anabranch.decode.field_tree import (
     REFUSED,
+    Node,
     Others,
-    Place,
     as_json,
-    left_of,
     names_below,
     object_type,
-    place_of,
+    tree_of,
+    unread_part,
 )
+from anabranch.decode.inputs import WriterSchema, split
 from anabranch.decode.values import MICROS, Errors, Reading, Unreadable, found
 
 MAX_DEPTH = 100
@@ -96,7 +96,7 @@ class JsonReader:
         self._tops: dict[str, list[Column]] = {}
         for column in columns:
             self._tops.setdefault(column.field[0], []).append(column)
-        self._root = place_of(columns) if names_unknown or rescues else None
+        self._root = tree_of(columns) if names_unknown or rescues else None
         self._rescues = rescues
         self._fields = _Fields(columns, self._kinds)
         # What records have taught: STRING columns with other values than texts, and the number of
@@ -110,19 +110,19 @@ class JsonReader:
         self._ways: dict[str, tuple[str, ...]] = {}
         types = dict[str, Any]()
         for i, (top, of_top) in enumerate(self._tops.items()):
-            place = _below(self._root, top)
+            node = _below(self._root, top)
             if _share(of_top):
                 types[top] = Raw
-                if place is not None:
-                    for _, one in [("", place), *place.every()]:
+                if node is not None:
+                    for _, one in [("", node), *node.every()]:
                         if one is not None:
                             one.is_raw = True
             else:
-                types[top] = self._type(of_top, (f"c{i}",), place)
+                types[top] = self._type(of_top, (f"c{i}",), node)
         self._record = object_type(types, self._root)
         self._decoder = msgspec.json.Decoder(self._record)
 
-    def _type(self, columns: Sequence[Column], way: tuple[str, ...], place: Place | None) -> Any:
+    def _type(self, columns: Sequence[Column], way: tuple[str, ...], node: Node | None) -> Any:
         """Return the type of the field at the end of `way`, which is a column or has columns."""
         column, depth = columns[0], len(way)
         if len(column.field) == depth:
@@ -133,15 +133,15 @@ class JsonReader:
                 return Raw
             if notations.has_unit(kind, column.notation):
                 return int | str | None
-            return _or_null(_wire(kind, column.notation, place=place))
+            return _or_null(_wire(kind, column.notation, node=node))
         below: dict[str, list[Column]] = {}
         for column in columns:
             below.setdefault(column.field[depth], []).append(column)
         types = {
-            name: self._type(of_field, (*way, f"c{i}"), _below(place, name))
+            name: self._type(of_field, (*way, f"c{i}"), _below(node, name))
             for i, (name, of_field) in enumerate(below.items())
         }
-        return object_type(types, place) | None
+        return object_type(types, node) | None
 
     def read(self, batch: pa.RecordBatch) -> Reading:
         """Read `value` of a batch. Bytes of any kind give a reading. Raises UnlistedSchema."""
@@ -173,7 +173,7 @@ class JsonReader:
         if None not in fields.values():
             return as_json(fields)
         assert self._root is not None and one is not None
-        return as_json(left_of(one.removeprefix(BOM_UTF8), self._root, {}))
+        return as_json(unread_part(one.removeprefix(BOM_UTF8), self._root, {}))
 
     def _values(
         self, rows: Sequence[Any], one_by_one: Mapping[int, Mapping[str, Any]], errors: Errors
@@ -255,15 +255,15 @@ class JsonReader:
                 continue
             others = Others()
             if self._root is not None:
-                left_of(one, self._root, others)
+                unread_part(one, self._root, others)
             read, bad, any_value = self._fields.read(fields, self._columns.values())
             if not bad and self._learn(others, any_value):
                 return None
             one_by_one[i] = read
             if others:
                 unknown[i] = {
-                    place.name_of(name): raw if place is self._root else None
-                    for (place, name), raw in others.items()
+                    node.name_of(name): raw if node is self._root else None
+                    for (node, name), raw in others.items()
                 }
             self._refuse(i, bad, errors)
         return one_by_one
@@ -273,17 +273,15 @@ class JsonReader:
             errors.add(i, list(self._columns).index(name), *self._verdict(name, why))
 
     def _learn(self, others: Others, any_value: set[str]) -> bool:
-        new = [
-            (place, name) for place, name in others if not place.is_raw and name not in place.others
-        ]
+        new = [(node, name) for node, name in others if not node.is_raw and name not in node.others]
         if self._learned + len(new) > MOST_LEARNED or not all(
             _CAN_BE_LEARNED.fullmatch(name) for _, name in new
         ):
             new = []
         if not new and any_value <= self._any_value:
             return False
-        for place, name in new:
-            place.others.append(name)
+        for node, name in new:
+            node.others.append(name)
         self._learned += len(new)
         self._any_value |= any_value
         self._build()
@@ -366,15 +364,13 @@ def _depth(one: bytes) -> int:
     return most
 
 
-def _below(place: Place | None, name: str) -> Place | None:
-    return place.fields[name] if place is not None else None
+def _below(node: Node | None, name: str) -> Node | None:
+    return node.fields[name] if node is not None else None
 
 
-def _wire(
-    kind: pa.DataType, notation: Notation, text: Any = str, place: Place | None = None
-) -> Any:
+def _wire(kind: pa.DataType, notation: Notation, text: Any = str, node: Node | None = None) -> Any:
     """Return the type with which msgspec reads a column: times as text, DECIMAL as its bytes, and
-    so other numbers and times that may be numbers or text. `text`: the type for STRING. `place`: of
+    so other numbers and times that may be numbers or text. `text`: the type for STRING. `node`: of
     the column, where objects with other fields are refused."""
     if pa.types.is_string(kind):
         return text
@@ -396,14 +392,14 @@ def _wire(
     if pa.types.is_decimal(kind):
         return Raw
     if pa.types.is_list(kind):
-        item = _or_null(_wire(kind.value_type, notation, text, place and place.items))
+        item = _or_null(_wire(kind.value_type, notation, text, node and node.items))
         return list[item]  # type: ignore[valid-type]
     if pa.types.is_map(kind):
         key = _wire(kind.key_type, Notation())
-        item = _or_null(_wire(kind.item_type, notation, text, place and place.items))
+        item = _or_null(_wire(kind.item_type, notation, text, node and node.items))
         return dict[key, item]  # type: ignore[valid-type]
-    types = {f.name: _or_null(_wire(f.type, notation, text, _below(place, f.name))) for f in kind}
-    return object_type(types, place)
+    types = {f.name: _or_null(_wire(f.type, notation, text, _below(node, f.name))) for f in kind}
+    return object_type(types, node)
 
 
 def _or_null(kind: Any) -> Any:

@@ -13,8 +13,8 @@ from anabranch.config import RESERVED_COLUMNS, Stream
 from anabranch.config.columns import ROW, Column, columns_ddl
 from anabranch.config.schema import columns_mapping
 from anabranch.config.sections import UNKNOWN_NAME_LENGTH
+from anabranch.decode.field_tree import Node, tree_of
 from anabranch.decode.guessed import combine
-from anabranch.decode.places import Place, place_of
 from anabranch.job import Job
 from anabranch.offsets.hours import spans_of
 from anabranch.offsets.position import Offsets
@@ -120,20 +120,20 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
     return _mark_spellings(merged)
 
 
-def _read_fields(stream: Stream) -> dict[str, Place | None]:
+def _read_fields(stream: Stream) -> dict[str, Node | None]:
     """Return the fields that columns read, by name; None where they take whatever there is."""
     columns = stream.read_columns
     if stream.format.envelope is not None:
         # The fields of rows are counted.
         columns = tuple(replace(c, path=c.path[1:]) for c in columns if c.field[0] == ROW)
-    return dict(place_of(columns).every())
+    return dict(tree_of(columns).every())
 
 
 def _field(
     name: str,
     of_hours: Sequence[tuple[str, UnknownField]],
     stream: Stream,
-    read: Mapping[str, Place | None],
+    read: Mapping[str, Node | None],
 ) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
     above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
