@@ -190,9 +190,12 @@ class Comparison:
         ]
         return self._number("SELECT count(*) AS n FROM removed"), listed
 
-    def compare(self, unread: Ranges, each: int) -> tuple[Difference, list[Sample]]:
+    def compare(
+        self, letters: pa.Table, unread: Ranges, each: int
+    ) -> tuple[Difference, list[Sample]]:
         """Return the difference between the layers, and the first `each` rows of each kind by
-        (partition, offset), unexplained kinds first."""
+        (partition, offset), unexplained kinds first. `letters`, `unread`: as in `kinds_of`."""
+        self._connection.register("letters", letters)
         self._judge(unread)
         counts = {
             row["kind"]: row["n"]
@@ -336,25 +339,21 @@ def _table_of(ranges: Ranges) -> pa.Table:
 
 @contextmanager
 def open_comparison(
-    table: Table, letters: Table, hour: str, key: Sequence[str], lookback: int
+    table: Table, hour: str, key: Sequence[str], lookback: int
 ) -> Iterator[Comparison]:
     """Compare an hour's rows on a loaded table's branches, with the look-back's rows in `main`.
-    `letters`: the loaded table of dead letters. Raises Refused for delete files, Transient for an
-    unreadable file."""
+    Raises Refused for delete files, Transient for an unreadable file."""
     at = heads(table)
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
     reading = QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
-        for view, of, head, hours in (
-            ("speed", table, at["speed"], [hour]),
-            ("batch", table, at["batch"], [hour]),
-            ("earlier", table, at["main"], earlier),
-            *((f"{b}_letters", letters, heads(letters)[b], [hour]) for b in ("speed", "batch")),
+        for view, branch, hours in (
+            ("speed", "speed", [hour]),
+            ("batch", "batch", [hour]),
+            ("earlier", "main", earlier),
         ):
-            planned = plan_files(".".join(of.name()), of, head, hours)
+            planned = plan_files(".".join(table.name()), table, at[branch], hours)
             connection.register(view, planned.dataset(reading))
-        of_layers = (f"SELECT {', '.join(AT)} FROM {b}_letters" for b in ("speed", "batch"))
-        connection.execute(f"CREATE TEMP VIEW letters AS {' UNION ALL '.join(of_layers)}")
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)

@@ -275,9 +275,7 @@ def _unrepeated(
     if not is_kept(lake.state, hour, stream.lookback_hours):
         return None  # The rows that some of them repeat have expired.
     extra = row.diff.extra if row.diff is not None else 0
-    compare = open_comparison(
-        lake.state.table, lake.letters, hour, stream.key, stream.lookback_hours
-    )
+    compare = open_comparison(lake.state.table, hour, stream.key, stream.lookback_hours)
     try:
         with compare as compared:
             return max(0, compared.unrepeated() - extra)

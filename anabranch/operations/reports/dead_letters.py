@@ -13,12 +13,14 @@ import duckdb
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused
+from anabranch.iceberg.manifests import files_of
+from anabranch.iceberg.rewriting import RowReader
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, hours_between, shift
 from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.state import State, load_state
-from serving_layer.layer_diff import Comparison, Repeated, Sample, open_comparison
+from serving_layer.layer_diff import AT, Comparison, Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 _KEPT = 2000  # maximum characters of a key or value
@@ -173,8 +175,12 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = merge.unread_ranges(state, hour, cut)
+    letters = job.lake.load(job.stream.dead_letters_table)
+    files = [file for layer in ("speed", "batch") for file in files_of(letters, layer, hour)]
     with _comparison(job, state, hour) as comparison:
-        counted, samples = comparison.compare(unread, each)
+        with reading_failures("dead letters: expected to read every data file"):
+            places = RowReader.of(letters).read(files, AT).read_all()
+        counted, samples = comparison.compare(places, unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
     return HourDifference(
         stream=job.stream.name,
@@ -190,8 +196,8 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
 
 
 def _comparison(job: Job, state: State, hour: str) -> AbstractContextManager[Comparison]:
-    stream, letters = job.stream, job.lake.load(job.stream.dead_letters_table)
-    return open_comparison(state.table, letters, hour, stream.key, stream.lookback_hours)
+    stream = job.stream
+    return open_comparison(state.table, hour, stream.key, stream.lookback_hours)
 
 
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
