@@ -1,7 +1,9 @@
 """Import: hours before the stream's first come from files, once, whatever is killed, and the
 account closes."""
 
+import gc
 import json
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -199,6 +201,26 @@ def test_a_killed_import_is_continued(lake: StreamLake, step: Step, number: int)
 def import_hour_by_hour(folder: Path) -> None:
     run._HOURS_A_COMMIT = 1
     import_in(folder)
+
+
+def test_a_commit_leaves_none_of_its_facts_in_memory(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts of a commit may be half a gigabyte, and too few objects to start a collection."""
+    made, read = list[weakref.ref[pa.Table]](), run.read_facts
+
+    def noted(*given: Any) -> pa.Table:
+        made.append(weakref.ref(facts := read(*given)))
+        return facts
+
+    monkeypatch.setattr(run, "read_facts", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        import_in(lake.folder)
+        assert [facts() for facts in made] == [None] * len(made) and made
+    finally:
+        gc.enable()
 
 
 def test_readers_of_the_ledger_take_an_imported_hour_as_accepted(lake: StreamLake) -> None:
