@@ -83,24 +83,34 @@ def _small(**changes: object) -> dict[str, object]:
 # Kafka
 
 
-def test_kafka_cut_under_a_running_speed_job(
-    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fault", ["Kafka cut", "Kafka killed", "S3 cut"])
+def test_a_service_that_goes_away_under_a_running_speed_job(
+    behind: Behind,
+    proxied_kafka: ProxiedBroker,
+    proxied_s3: Proxy,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
 ) -> None:
-    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
+    begin, end = {
+        "Kafka cut": (proxied_kafka.proxy.cut, proxied_kafka.proxy.restore),
+        "Kafka killed": (proxied_kafka.kill, proxied_kafka.start),
+        "S3 cut": (proxied_s3.cut, proxied_s3.restore),
+    }[fault]
+    one = behind(kafka=proxied_kafka.bootstrap_servers, s3=proxied_s3.port, **_small())
     one.create()
     one.send_now(800, "before")
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
-        proxied_kafka.proxy.cut()
-        assert one.published < 800
+        begin()
         wait_for(
             lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
         )
-        proxied_kafka.proxy.restore()
+        end()
+        assert one.published < 800
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     assert "transient, try again" in lines(caplog, TRIED_AGAIN)[0]
-    assert _retried(one) == {"kafka"}
+    assert _retried(one) == {fault.split()[0].lower()}
     _assert_exact(one, caplog)
 
 
@@ -117,25 +127,6 @@ def test_slow_and_throttled_kafka(
     assert time.monotonic() - began > 0.2
     one.speed()
     assert not lines(caplog, TRIED_AGAIN)
-    _assert_exact(one, caplog)
-
-
-def test_kafka_killed_and_started_again_under_a_running_speed_job(
-    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
-    one.create()
-    one.send_now(800, "before")
-    with speed_running(one):
-        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
-        proxied_kafka.kill()
-        assert one.published < 800
-        wait_for(
-            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
-        )
-        proxied_kafka.start()
-        one.send_now(300, "after")
-        wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
 
@@ -170,26 +161,6 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
 
 
 # S3
-
-
-def test_s3_cut_under_a_running_speed_job(
-    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = behind(s3=proxied_s3.port, **_small())
-    one.create()
-    one.send_now(800, "before")
-    with speed_running(one):
-        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
-        proxied_s3.cut()
-        wait_for(
-            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
-        )
-        proxied_s3.restore()
-        assert one.published < 800
-        one.send_now(300, "after")
-        wait_for(lambda: one.published == 1100, "the speed job to reach the head")
-    assert _retried(one) == {"s3"}
-    _assert_exact(one, caplog)
 
 
 def test_slow_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
