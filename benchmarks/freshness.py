@@ -1,5 +1,4 @@
-"""Freshness of the table under a steady producer: `make bench WHAT=freshness MINUTES=10
-RATE=10000`.
+"""Freshness of the table under a steady producer: `make bench WHAT=freshness`.
 
 Measures the time from a record's acknowledgement by Kafka until an independent reader has loaded a
 table whose `main` contains it. Producer, speed layer, Kafka, S3 and reader share this machine.

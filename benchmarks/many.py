@@ -1,4 +1,4 @@
-"""Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
+"""Many streams in one speed process: `make bench WHAT=many ARGS='--streams 50 --minutes 10'`.
 
 The topics have the `--shapes` of records in turn. `--disturb` uses a catalog in PostgreSQL. After
 half the time it recreates one topic, breaks one stream's file and locks one table's row of the
