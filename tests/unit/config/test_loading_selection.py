@@ -147,9 +147,3 @@ def test_the_tables_beside_a_streams_own_are_not_shared_either(
     shared = broken(select_streams(conf, every=True))
     assert list(shared) == (["b"] if found is not None else [])
     assert found is None or f"found {found}," in str(shared["b"])
-
-
-@pytest.mark.parametrize("group", ["a b", "1", ["a"], "a-b"])
-def test_a_group_is_a_name(conf: Path, group: object) -> None:
-    write(conf, "b", group=group)
-    assert "group: expected a name" in str(broken(select_streams(conf, every=True))["b"])

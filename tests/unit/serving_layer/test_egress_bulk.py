@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from anabranch.config import SearchCluster
 from serving_layer.egress.hour import Identity
 from serving_layer.egress.search import document, read_answer
 
@@ -43,16 +42,3 @@ def test_each_document_of_an_answer_has_its_own_fate() -> None:
     assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
     with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
         read_answer(DOCUMENTS, {"items": items[:4]})
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({"user": "a"}, "expected search.user and search.password"),
-        ({"user": "a", "password": "b", "api_key": "c"}, "found both"),
-        ({"url": "https://a:b@x"}, "expected a URL without user"),
-    ],
-)
-def test_the_requester_has_one_form(more: dict[str, str], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        SearchCluster.model_validate({"url": "https://x"} | more)

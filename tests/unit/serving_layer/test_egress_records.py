@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from lakes import FIRST, new_stream
+from lakes import FIRST
 from proofs import NOW
 
 from anabranch.common.errors import ConfigurationError, Transient
@@ -130,10 +130,3 @@ def test_a_record_is_its_identity_and_its_row_as_json() -> None:
     assert json.loads(value_of(row)) == {
         "id": "ü", "at": "2026-11-21T03:00:00Z", "price": "1.50", "raw": "AA==", "n": None
     }  # fmt: skip
-
-
-def test_a_topic_is_not_delivered_to_itself() -> None:
-    with pytest.raises(ValueError, match="expected other topics than the stream's own"):
-        new_stream(egress=[{"name": "a", "topic": "events"}])
-    with pytest.raises(ValueError, match="expected each place once"):
-        new_stream(egress=[{"name": n, "topic": "out"} for n in "ab"])

@@ -600,20 +600,7 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
 
 
-def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
-    view = {"window": "5 minutes", "aggregates": {"events": "count"}}
-    with pytest.raises(ValueError, match="views: expected event_time, whose"):
-        new_stream(views={"w": view})
-    for name in ("hours", "egress", "dead_letters", "archive", "w_partials"):
-        with pytest.raises(ValueError, match=f"views.{name}: expected a name other than"):
-            with_views(**{name: view})
-    found = r"views: expected each name once \(case does not count\), found 'w' twice"
-    with pytest.raises(ValueError, match=found):
-        with_views(w=view, W=view)
-    stream = with_views(w=view)
-    assert (stream.view_table(stream.views[0]), stream.partials_table(stream.views[0])) == (
-        "games.events_w", "games.events_w_partials",
-    )  # fmt: skip
+def test_partials_have_these_columns_of_groups() -> None:
     assert group_column("country") == "by_country"
 
 
