@@ -26,7 +26,6 @@ from anabranch.protocol.watermarks import (
     FRESH_THROUGH,
     Watermarks,
     complete_through,
-    complete_through_all,
     completeness,
     parse_event_time,
     plan_hours,
@@ -65,44 +64,15 @@ def fresh(state: State, **values: Any) -> datetime | None:
     return plan_watermarks(state, **(given | values)).fresh_through
 
 
-def test_complete_is_the_last_hour_before_the_first_that_is_not_accepted() -> None:
-    assert complete_through(sealed_state(0)) is None
-    assert complete_through(sealed_state(3, accepted=[1, 2])) is None
-    assert complete_through(sealed_state(5, accepted=[0, 1, 3, 4])) == at(1)
-    assert complete_through(sealed_state(5, accepted=range(5))) == at(4)
-
-
-@pytest.mark.parametrize(
-    ("hours", "common"),
-    [
-        (["2026-11-21T03", "2026-11-21T01", "2026-11-21T02"], "2026-11-21T01"),
-        (["2026-11-21T03", None], None),
-        ([], None),
-    ],
-)
-def test_a_group_is_complete_with_its_last(hours: list[str | None], common: str | None) -> None:
-    assert complete_through_all(hours) == common
-
-
-def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:
-    remembered = sealed_state(60, accepted=range(50, 60), settled_before=at(50))
-    newest = {at(n): Accepted(1, cut(n)) for n in (58, 59)}
-    forgotten = replace(
-        remembered, timeline=replace(remembered.timeline, sealed={}), accepted=newest
-    )
-    assert complete_through(replace(forgotten, settled_before=at(58))) == at(59)
-    waits_again = replace(forgotten.timeline, sealed={at(7): cut(7)})
-    assert complete_through(replace(forgotten, timeline=waits_again, settled_before=at(58))) == at(
-        6
-    )
-
-
 @settings(max_examples=200)
 @given(st.integers(0, 12), st.data())
 def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataObject) -> None:
-    done = data.draw(st.sets(st.integers(0, max(0, hours - 1)), max_size=hours)) if hours else set()
-    settled = next((n for n in range(hours) if n not in done), hours)
-    state = sealed_state(hours, done, settled_before=at(data.draw(st.integers(0, settled))))
+    """Hours before `settled_before` are forgotten; those that wait again are sealed."""
+    done = data.draw(st.sets(st.integers(0, hours - 1))) if hours else set()
+    settled = at(data.draw(st.integers(0, hours)))
+    state = sealed_state(hours, done, settled_before=settled)
+    newest = {hour: accepted for hour, accepted in state.accepted.items() if hour >= settled}
+    state = replace(state, accepted=newest)
     counted = None
     for hour in hours_between(state.timeline.first, state.timeline.open):
         if not state.is_accepted(hour):
