@@ -14,9 +14,7 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
-from anabranch.operations.reports import status
-from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Diff, HourAccount, Layer, LedgerRow, unexplained_counts
+from anabranch.protocol.ledger_row import Diff, Layer, unexplained_counts
 from anabranch.protocol.merge import (
     Swap,
     merge,
@@ -109,12 +107,6 @@ def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
     (swap,) = plan(state, main, SPEED, BATCH)
     assert swap.refused == (f"not swapped to {layer}: {reason}" if reason else None)
     assert after(main, [swap])[H0] == (["b0"] if reason else ["s0"])
-
-
-def test_an_hour_is_never_given_to_a_batch_layer_that_has_not_accepted_it() -> None:
-    state = state_of(overrides={H1: "batch"})
-    (swap,) = plan(state, {H0: ["b0"], H1: ["s1"]}, SPEED, BATCH)
-    assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
 
 
 def test_an_accepted_hour_without_rows_is_emptied() -> None:
@@ -352,13 +344,3 @@ def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> N
     )
     assert difference.speed_rows == 4 + 8 + 16 + 32 + 128
     assert difference.batch_rows == 1 + 2 + 8 + 32 + 64
-
-
-def row(difference: Diff | None) -> LedgerRow:
-    now = datetime(2026, 11, 21, 2, tzinfo=UTC)
-    return ledger.decision(HOUR, "accepted", 1, CUT, now, account=HourAccount(diff=difference))
-
-
-def test_status_names_the_hours_that_nothing_explains() -> None:
-    rows = {HOUR: row(diff(missing=1, unread=0)), NEXT: row(diff()), "x": row(None)}
-    assert status.unexplained(rows) == {HOUR: {"missing": 1}}
