@@ -114,7 +114,8 @@ def test_the_catalog(conf: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "hour",
     [
-        *HOSTILE, "2026-11-21T3", "2026-11-21T03\n", "2026-11-21T03' OR '1'='1",
+        *HOSTILE, "2026-11-21", "2026-11-21T3", "2026-11-21T24", "2026-11-21T03:00", "yesterday",
+        "2026-11-21T03\n", "2026-11-21T03' OR '1'='1",
         "\uff12\uff10\uff12\uff16-11-21T03",
     ],
 )  # fmt: skip

@@ -39,17 +39,6 @@ def test_an_hour_is_named_in_utc_whatever_the_zone_of_the_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2026-11-21", "2026-11-21T24", "2026-11-21T03:00", "yesterday"]
-)
-def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"expected a UTC hour such as 2026-11-21T03, found "
-    ) as error:
-        hours.start_of(text)
-    assert repr(text) in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("record", "stable_end", "floor", "expected", "why"),
     [
         (stamped(7, NOW), 9, 0, 7, "the first record of the next hour"),
@@ -145,15 +134,6 @@ def test_hours_are_decided_as_they_are_needed(
     )
 
 
-def test_an_empty_hour_is_sealed_like_any_other() -> None:
-    planned = hours.plan_boundaries(
-        Timeline(H3, H3, {0: 5}), {0: 5}, {H3: {0: None}, H4: {0: None}}, {0: 5}, NOW, NOW
-    )
-    sealed, done = hours.plan_seal(planned, "t", NOW)
-    assert done == [H3, H4]
-    assert [c.offsets for c in sealed.sealed.values()] == [0, 0]
-
-
 def test_hour_ranges_go_from_sealed_over_ended_to_the_running_hour() -> None:
     timeline = Timeline(H3, H4, {0: 4}, boundaries={H4: {0: 6}})
     cuts = {H3: Cut("t", {0: (0, 4)})}
@@ -200,16 +180,6 @@ def test_a_long_backlog_is_not_built_again_by_each_micro_batch() -> None:
     assert hours.plan_boundaries(timeline, {0: 0}, {}, {0: 9_000}, now, now) is timeline
     assert Timeline.from_json(timeline.to_json()) == timeline
     assert Timeline.from_json(timeline.to_json()) is Timeline.from_json(timeline.to_json())
-
-
-def test_a_long_backlog_is_sealed_up_to_the_requested_number_of_hours() -> None:
-    ends = {hours.shift(H3, i): {0: i + 1} for i in range(10)}
-    timeline = Timeline(H3, H3, {0: 0}, ends)
-    now = hours.start_of(hours.shift(H3, 10))
-    first, done = hours.plan_seal(timeline, "t", now, at_most=4)
-    assert done == [hours.shift(H3, i) for i in range(4)]
-    rest, more = hours.plan_seal(first, "t", now)
-    assert (rest, done + more) == hours.plan_seal(timeline, "t", now)
 
 
 @given(st.sets(st.integers(0, 30)))
