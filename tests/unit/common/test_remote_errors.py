@@ -12,7 +12,6 @@ import yaml
 from anabranch.common.errors import (
     AnabranchError,
     ConfigurationError,
-    Refused,
     Transient,
     Unexpected,
     Unexplained,
@@ -20,7 +19,6 @@ from anabranch.common.errors import (
 from anabranch.common.remote_errors import (
     Meaning,
     cause_line,
-    classify,
     classify_text,
     classify_unexpected,
     explain,
@@ -50,15 +48,12 @@ def test_the_text_of_an_error_has_its_meaning(kind: str, says: str, text: str) -
         assert says.replace("{text}", text) in str(failure)
 
 
-def test_an_error_of_ours_stays_itself() -> None:
-    refused = Refused("no")
-    assert explain("load table t", refused) is refused
-
-
 def test_the_cause_of_an_error_counts_too() -> None:
     error = RuntimeError("could not load")
     error.__cause__ = OSError("An error occurred (403) when calling the HeadBucket operation")
     assert isinstance(explain("load table t", error), ConfigurationError)
+    error.__cause__ = ConnectionResetError("no")
+    assert isinstance(explain("load table t", error), Transient)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
@@ -193,90 +188,61 @@ def test_reading_files_raises_errors_of_ours() -> None:
         raise OSError("gone")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OverflowError("date value out of range"),
-        TypeError("no"),
-        AttributeError("no"),
-        RecursionError("deep"),
-    ],
-)
-def test_errors_of_the_program_are_not_retried(error: Exception) -> None:
-    assert type(explain("run the job", error)) is Unexpected
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("year 58692 is out of range"),
-        KeyError("speed"),
-        FileNotFoundError(
-            2, "No such file or directory", "/tmp/anabranch-checkpoint-07ozd8v3/offsets/4"
-        ),
-        PermissionError(13, "Permission denied"),
-        MemoryError(),
-    ],
-)
-def test_an_unexplained_error_is_retried_a_few_times(error: Exception) -> None:
-    failure = explain("run stream s", error)
-    # A command tries once, so its next run may succeed; an error that reaches the end of the
-    # program is permanent.
-    assert (type(failure), failure.exit_code) == (Unexplained, 75)
-    assert classify_unexpected("run the job", error).exit_code == 70
-    assert "a few times only" in str(failure)
-
-
 def _of(module: str, name: str, *arguments: object) -> Exception:
     """A real error of a library, as its client raises it."""
     kind: type[Exception] = getattr(importlib.import_module(module), name)
     return kind(*arguments)
 
 
+def _of_glue(status: int) -> tuple[object, ...]:
+    error, metadata = {"Code": "SomethingOfGlues", "Message": "x"}, {"HTTPStatusCode": status}
+    return {"Error": error, "ResponseMetadata": metadata}, "GetTable"
+
+
 @pytest.mark.parametrize(
-    ("module", "name", "arguments"),
+    ("module", "name", "arguments", "kind"),
     [
-        ("kafka.errors", "KafkaTimeoutError", ("x",)),
-        ("kafka.errors", "NotLeaderForPartitionError", ("x",)),
-        ("kafka.errors", "UnknownTopicOrPartitionError", ("x",)),
-        ("sqlalchemy.exc", "OperationalError", ("SELECT 1", {}, Exception("database is locked"))),
-        ("sqlalchemy.exc", "TimeoutError", ("QueuePool limit",)),
-        ("pyiceberg.exceptions", "ServiceUnavailableError", ("x",)),
-        ("pyiceberg.exceptions", "CommitStateUnknownException", ("x",)),
-        ("requests.exceptions", "ConnectionError", ("x",)),
-        ("urllib3.exceptions", "ProtocolError", ("x",)),
-        ("http.client", "IncompleteRead", (b"",)),
-        ("builtins", "ConnectionResetError", (104, "reset")),
-        ("builtins", "OSError", (28, "No space left on device")),
+        ("kafka.errors", "KafkaTimeoutError", ("x",), Transient),
+        ("kafka.errors", "NotLeaderForPartitionError", ("x",), Transient),
+        ("kafka.errors", "UnknownTopicOrPartitionError", ("x",), Transient),
+        ("kafka.errors", "UnsupportedVersionError", ("x",), Unexplained),
+        ("kafka.errors", "InvalidTopicError", ("x",), Unexplained),
+        ("sqlalchemy.exc", "OperationalError", ("SELECT 1", {}, Exception("database is locked")), Transient),
+        ("sqlalchemy.exc", "TimeoutError", ("QueuePool limit",), Transient),
+        ("sqlalchemy.exc", "ArgumentError", ("x",), Unexplained),
+        ("pyiceberg.exceptions", "ServiceUnavailableError", ("x",), Transient),
+        ("pyiceberg.exceptions", "CommitStateUnknownException", ("x",), Transient),
+        ("pyiceberg.exceptions", "BadRequestError", ("x",), Unexplained),
+        ("requests.exceptions", "ConnectionError", ("x",), Transient),
+        ("urllib3.exceptions", "ProtocolError", ("x",), Transient),
+        ("http.client", "IncompleteRead", (b"",), Transient),
+        *(("botocore.exceptions", "ClientError", _of_glue(n), Transient) for n in (500, 503, 429)),
+        ("botocore.exceptions", "ClientError", _of_glue(400), Unexplained),
+        ("builtins", "ConnectionResetError", (104, "reset"), Transient),
+        ("builtins", "OSError", (28, "No space left on device"), Transient),
+        ("builtins", "ValueError", ("year 58692 is out of range",), Unexplained),
+        ("builtins", "KeyError", ("speed",), Unexplained),
+        ("builtins", "FileNotFoundError", (2, "No such file", "/tmp/anabranch-checkpoint-0"), Unexplained),
+        ("builtins", "PermissionError", (13, "Permission denied"), Unexplained),
+        ("builtins", "MemoryError", (), Unexplained),
+        # Errors of the program are not retried.
+        ("builtins", "OverflowError", ("date value out of range",), Unexpected),
+        ("builtins", "TypeError", ("no",), Unexpected),
+        ("builtins", "AttributeError", ("no",), Unexpected),
+        ("builtins", "RecursionError", ("deep",), Unexpected),
     ],
-)
-def test_a_clients_error_has_a_type(module: str, name: str, arguments: tuple[object, ...]) -> None:
-    assert type(explain("ask", _of(module, name, *arguments))) is Transient
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("kafka.errors", "UnsupportedVersionError"),
-        ("kafka.errors", "InvalidTopicError"),
-        ("pyiceberg.exceptions", "BadRequestError"),
-        ("sqlalchemy.exc", "ArgumentError"),
-    ],
-)
-def test_a_permanent_error_of_a_client_is_not_retried(module: str, name: str) -> None:
-    assert type(explain("ask", _of(module, name, "x"))) is Unexplained
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"), [(500, Transient), (503, Transient), (429, Transient), (400, Unexplained)]
-)
-def test_aws_is_read_by_its_status(status: int, kind: type[Exception]) -> None:
-    answer = {
-        "Error": {"Code": "SomethingOfGlues", "Message": "x"},
-        "ResponseMetadata": {"HTTPStatusCode": status},
-    }
-    found = type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable")))
-    assert found is kind
+)  # fmt: skip
+def test_an_error_has_a_type(
+    module: str, name: str, arguments: tuple[object, ...], kind: type[AnabranchError]
+) -> None:
+    error = _of(module, name, *arguments)
+    failure = explain("ask", error)
+    # A command tries once, so its next run may succeed; an error that reaches the end of the
+    # program is permanent.
+    assert (type(failure), failure.exit_code) == (kind, _EXIT_CODES[kind.__name__])
+    if kind is Unexplained:
+        assert "a few times only" in str(failure)
+        assert classify_unexpected("run the job", error).exit_code == 70
 
 
 def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
@@ -302,12 +268,6 @@ def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
     assert classify_text(text) is Meaning.UNKNOWN
     found = classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n")
     assert found is Meaning.PASSES
-
-
-def test_the_cause_of_a_python_error_decides() -> None:
-    error = RuntimeError("no")
-    error.__cause__ = ConnectionResetError("reset")
-    assert classify(error) is Meaning.PASSES
 
 
 def test_a_table_that_changes_while_expectations_read_it_is_no_verdict_on_the_rows() -> None:
