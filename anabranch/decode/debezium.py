@@ -119,6 +119,8 @@ def _fields_of(key: bytes | None) -> bytes | None:
     """Return the object in a key, perhaps in `payload` beside its schema; None if it has none."""
     try:
         fields = _OBJECT.decode(key or b"null")
+    except RecursionError:
+        return key  # Its reader refuses such nesting.
     except REFUSED:
         return None
     return bytes(fields["payload"]) if fields.keys() == {"schema", "payload"} else key

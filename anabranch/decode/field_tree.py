@@ -17,8 +17,9 @@ from msgspec import UNSET, Raw
 from anabranch.config.columns import Column
 from anabranch.decode.values import arrow_type
 
-REFUSED = (msgspec.MsgspecError, UnicodeDecodeError)
-"""The errors of a value of another type, a number out of range, or bytes that are not UTF-8."""
+REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The errors of a value of another type, a number out of range, bytes that are not UTF-8, or more
+nesting than Python has room for."""
 
 
 class Node:

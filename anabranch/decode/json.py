@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any
@@ -216,7 +217,7 @@ class JsonReader:
             for i, one in enumerate(data):
                 try:
                     rows.append(decode(one))  # type: ignore[arg-type]
-                except (*REFUSED, TypeError, RecursionError):
+                except (*REFUSED, TypeError):
                     rows.append(nothing)
                     refused.append(i)
             unknown: dict[int, Unknown] = {}
@@ -524,6 +525,9 @@ def _list(
     if pa.types.is_map(kind):
         names = [name for one in given for name in one]
         keys, bad = _column(names, kind.key_type, Notation())
+        if bad:
+            # Arrow refuses them, and these records are dead letters.
+            keys = keys.fill_null(pa.scalar(0, pa.int32()).cast(pa.date32()).cast(kind.key_type))
         items, of_items = _column(
             [v for one in given for v in one.values()], kind.item_type, notation
         )
@@ -570,7 +574,7 @@ class _Fields:
                 continue
             try:
                 read[name] = _as_texts(self._decoders[name].decode(raw), kind)
-            except (*REFUSED, RecursionError) as error:
+            except REFUSED as error:
                 bad[name] = _why(str(error), raw)
                 continue
             is_other = pa.types.is_string(kind) and bytes(raw)[:1] not in (b'"', b"n")
@@ -619,7 +623,9 @@ def _why(refusal: str, raw: Raw) -> Unreadable:
         sent = bytes(raw)
         text = sent.decode(errors="replace")
         if sent.startswith(b'"'):
-            text = msgspec.json.decode(sent, type=str)
+            # A record with an error as a whole may have texts that are none.
+            with suppress(*REFUSED):
+                text = msgspec.json.decode(sent, type=str)
         return Unreadable(match[1] if match else "another value", text)
     return Unreadable(match[1], match[2] or "a number out of range", match[3])
 

@@ -121,6 +121,21 @@ def test_other_values(value: object, code: str, words: str) -> None:
     assert words in result.errors[1][1]
 
 
+@pytest.mark.parametrize("levels", [150, 990, 5_000])
+def test_more_levels_than_python_reads_are_a_dead_letter(levels: int) -> None:
+    deep = b"[" * levels + b"]" * levels
+    key = b'{"id":%s}' % deep
+    wrong = [
+        b'{"op":"c","after":%s}' % deep, b'{"op":"c","source":%s}' % deep,
+        b'{"payload":{"op":"d","before":{"x":%s}}}' % deep, b'{"op":"d"}', None,
+    ]  # fmt: skip
+    result = decoded([*wrong, change("c", None, ROW)], [None, None, None, key, key])
+    assert {i: code for i, (code, _) in result.errors.items()} == dict.fromkeys(
+        range(5), "too_deep"
+    )
+    assert rows(result)[5] == {**READ, "op": "c", **OF_SOURCE}
+
+
 def test_a_byte_order_mark_is_ignored() -> None:
     value = b"\xef\xbb\xbf" + json.dumps(change("c", None, ROW)).encode()
     assert rows(decoded([value])) == [{**READ, "op": "c", **OF_SOURCE}]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -15,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka_batches import AT, HOUR, MICROSECOND, START, micros, new_batch
 
-from anabranch.decode import Decoder, WriterSchema
+from anabranch.config.schema import parse_schema
+from anabranch.decode import Decoder, DecodeSpec, WriterSchema
 from anabranch.decode.json import MOST_LEARNED
 
 NESTED = (
@@ -449,3 +451,34 @@ def test_texts_that_are_no_text_beside_values_of_any_type(text: bytes) -> None:
     assert [code for code, _ in result.errors.values()] in (["invalid_utf8"], ["lone_surrogate"])
     assert result.rows["id"].to_pylist()[::2] == ["a", "a"]
     assert result.good["s"].to_pylist() == ['{"a":1}'] * 2
+
+
+@pytest.mark.parametrize("second", ["STRUCT<a: INT, z: STRING>", "STRING", "MAP<STRING, INT>"])
+@pytest.mark.parametrize("lists_unknown", [False, True])
+def test_no_bytes_in_a_field_of_several_columns_make_it_fail(
+    second: str, lists_unknown: bool
+) -> None:
+    schema = {"x": {"type": "INT", "from": "s.a"}, "s": second}
+    spec = DecodeSpec(parse_schema(schema), None, "json", lists_unknown=lists_unknown)
+    limit = sys.getrecursionlimit()
+    deep = [b"[" * n + b"]" * n for n in range(limit - 40, limit)]
+    texts = [b'"\xff"', b'"\\ud800"']
+    for inside in (b"%s", b'{"a":%s}', b'{"z":%s}', b'{"a":{"b":%s}}'):
+        sent = [b'{"s":%s}' % (inside % one) for one in [*texts, *deep]]
+        result = Decoder(spec).decode(new_batch(sent))
+        codes = [result.errors[i][0] for i in range(len(sent))]
+        assert codes == ["invalid_utf8", "lone_surrogate", *["too_deep"] * len(deep)]
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP"])
+def test_names_in_a_map_that_are_no_times(kind: str) -> None:
+    day = "2026-11-21" if kind == "DATE" else "2026-11-21T00:00:00Z"
+    sent = [{"m": {day: 1}}, {"m": {day: 1, "x": 2}}, {"list": [{}, {"": 1}]}, {"m": None}]
+    ddl = f"m MAP<{kind}, INT>, list ARRAY<MAP<{kind}, INT>>"
+    result = decoded(spec_of(ddl), [json.dumps(one).encode() for one in sent])
+    assert result.errors == {
+        1: ("wrong_type", f"m.x: expected {kind.lower()}, found x"),
+        2: ("wrong_type", f"list[1].: expected {kind.lower()}, found "),
+    }
+    (known, unknown) = result.good["m"].to_pylist()
+    assert [(str(name)[:10], n) for name, n in known] == [("2026-11-21", 1)] and unknown is None
