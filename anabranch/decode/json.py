@@ -262,9 +262,11 @@ class JsonReader:
                 return None
             one_by_one[i] = read
             if others:
+                # A field's name may be the path of another one, whose None counts (`_left`).
+                own_first = sorted(others.items(), key=lambda one: one[0][0] is not self._root)
                 unknown[i] = {
                     node.name_of(name): raw if node is self._root else None
-                    for (node, name), raw in others.items()
+                    for (node, name), raw in own_first
                 }
             self._refuse(i, bad, errors)
         return one_by_one

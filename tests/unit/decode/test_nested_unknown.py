@@ -107,6 +107,16 @@ def test_of_a_repeated_name_the_last_value_counts() -> None:
         assert [result.rows["rescued"][i].as_py() for i in last] == ['{"s":{"x":2}}'] * len(last)
 
 
+def test_a_name_that_is_also_a_path_hides_no_field() -> None:
+    sent = [{"s": {"a": 1, "b": 2}, "s.b": 3, **more} for more in ({}, {'not learned"': 1})]
+    values = [json.dumps(one).encode() for one in sent]
+    values += [b"\xef\xbb\xbf" + one for one in values]
+    result = decoded(spec_of("s STRUCT<a: INT>", lists_unknown=True, rescued="rescued"), [*values])
+    assert all("s.b" in result.unknown[i] for i in range(len(values)))
+    kept = [json.loads(one) for one in result.rows["rescued"].to_pylist()]
+    assert kept == [{"s": {"b": 2}, "s.b": 3}, {"s": {"b": 2}, "s.b": 3, 'not learned"': 1}] * 2
+
+
 Shape = Any
 """A type: INT or STRING, a list of one type, a one-tuple (a map of it), a mapping of fields."""
 
