@@ -24,7 +24,9 @@ def newest_files(names: Collection[str], location: str) -> list[str] | None:
     if not any(name.startswith(".hoodie/") for name in names):
         return None
     instants = [(m[1], m[2]) for name in names if (m := _INSTANT.fullmatch(name)) is not None]
-    logs = [name for name in names if not name.startswith(".hoodie/") and _LOG.fullmatch(name)]
+    # Its index, `.hoodie/metadata`, has files of the same names.
+    own = [name for name in names if not name.startswith(".hoodie/")]
+    logs = [name for name in own if _LOG.fullmatch(name)]
     replacing = [f"the {action} {at}" for at, action in instants if action in _REPLACING]
     if found := [*logs[:1], *replacing[:1]] or ([] if instants else ["no timeline"]):
         raise Refused(
@@ -35,7 +37,7 @@ def newest_files(names: Collection[str], location: str) -> list[str] | None:
     first = min(at for at, _ in instants)
     completed = {at for at, action in instants if action in _COMPLETED}
     newest = dict[str, tuple[str, str]]()
-    for name in names:
+    for name in own:
         file = _FILE.fullmatch(name)
         if file is not None and (file[2] < first or file[2] in completed):
             newest[file[1]] = max((file[2], name), newest.get(file[1], ("", "")))

@@ -42,7 +42,7 @@ from anabranch.iceberg.lake import Lake
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # The bytes above which a Parquet file is read in parts of about this size.
 _LARGE = 256 * 2**20
-_OTHER_FORM = re.compile(r"\.(json|jsonl|ndjson|csv|orc|avro|txt|log)(\.\w+)?$")
+_OTHER_FORM = re.compile(r"\.(json|jsonl|ndjson|csv|orc|avro|txt|log)(\.(?!parquet$)\w+)?$")
 
 
 class Part(Protocol):

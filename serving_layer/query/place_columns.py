@@ -149,18 +149,26 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
     o = _whole_sql(sql.get("offset", "NULL"), "BIGINT")
     time = _time_sql(sql["time"], columns.time.kind) if columns.time is not None else "NULL"
     literal = "'" + topic.replace("'", "''") + "'"
-    own = f"coalesce({sql['topic']} = {literal}, true)" if "topic" in sql else "true"
+    topic_sql = f"CAST({sql['topic']} AS VARCHAR)" if "topic" in sql else "NULL"
+    own = f"coalesce({topic_sql} = {literal}, true)"
     for i, column in enumerate(batch.columns):
         # DuckDB does not cast nanoseconds with a zone, as ORC's reader and pandas have them.
-        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-            micros = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-            batch = batch.set_column(i, batch.field(i).name, micros)
+        if (kind := _in_micros(column.type)) != column.type:
+            batch = batch.set_column(i, batch.field(i).name, column.cast(kind, safe=False))
     # DuckDB refuses a batch without columns, from a file that has none of them.
     rows = batch.append_column("anabranch_row", pa.nulls(len(batch)))
     return in_duckdb(
         f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own FROM rows",
         rows=rows,
     )
+
+
+def _in_micros(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_micros(field.type)) for field in kind])
+    return kind
 
 
 def _typed(batch: pa.Table, columns: PlaceColumns) -> pa.Table | None:

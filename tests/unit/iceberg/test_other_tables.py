@@ -108,6 +108,8 @@ def test_the_newest_committed_file_of_each_group_is_a_hudi_tables() -> None:
     timeline = [f".hoodie/{name}" for name in ("20.commit", "30.commit.requested", "30.inflight")]
     files = ["d=1/a_0-1-2_10.parquet", "d=1/a_0-3-4_20.parquet", "d=1/a_0-5-6_30.parquet"]
     files += ["d=2/a_0-1-2_10.parquet", "b_0-1-2_25.parquet", "c_0-1-2_20.parquet", "other.parquet"]
+    # Hudi's index of the files, a Hudi table itself.
+    timeline += [".hoodie/metadata/files/f-0000-0_0-6-14_00000000000000010.hfile"]
     assert newest_files([*timeline, *files], "t") == [files[5], files[1], files[3]]
     assert newest_files(files, "t") is None
     later = [".hoodie/timeline/20_21.commit", ".hoodie/timeline/25_26.deltacommit"]

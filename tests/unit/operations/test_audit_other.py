@@ -143,7 +143,8 @@ def test_text_that_is_no_json_has_no_place(environment: config.Environment, tmp_
 
 
 AT = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
-TIMES = [AT, None, AT.replace(year=2026)]
+LATER = AT.replace(year=2026)
+TIMES = [AT, None, LATER]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,24 @@ def test_places_are_the_same_with_and_without_duckdb(
     found = place_columns.locate(rows, columns, "t")
     monkeypatch.setattr(place_columns, "_typed", lambda *_: None)
     assert found.equals(place_columns.locate(rows, columns, "t"))
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_nanoseconds_in_a_struct_are_times(zone: str | None) -> None:
+    at = pa.array([LATER, None], pa.timestamp("us", "UTC")).cast(pa.int64())
+    nanos = pa.array([n and n * 1000 + 1 for n in at.to_pylist()]).cast(pa.timestamp("ns", zone))
+    own = pa.StructArray.from_arrays([pa.array([0, 1]), pa.array([2, 3]), nanos], STRUCT.names)
+    table = pa.table({"redpanda": own})
+    there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
+    assert there["time"].to_pylist() == [LATER.replace(tzinfo=None), None]
+    assert there["o"].to_pylist() == [2, 3]
+
+
+@pytest.mark.parametrize("topics", [[5, None], [{"a": "t"}, None], [["t"], None], [b"no", b"t"]])
+def test_a_topic_that_is_no_text_is_another(topics: list[Any]) -> None:
+    table = pa.table({"partition": [0, 0], "offset": [1, 2], "topic": topics})
+    there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
+    assert there["own"].to_pylist() == [False, True]
 
 
 def test_a_named_column_must_exist() -> None:
@@ -282,6 +301,8 @@ def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path
     with pytest.raises(Refused, match=r"expected Parquet files, the only ones .* a\.json\.gz"):
         open_other(environment, str(tmp_path / "empty"))
     (tmp_path / "empty" / "a.json.gz").unlink()
+    write(tmp_path / "csv", "a.csv.parquet", rows([0]))
+    assert audit(environment, tmp_path / "csv").rows == 1
     (tmp_path / "empty" / "link.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(Refused, match="which is none"):
         open_other(environment, str(tmp_path / "empty"))
