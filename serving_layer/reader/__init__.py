@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -103,18 +103,21 @@ class Reader:
         for stream, view in views:
             of_view = partial(self.derived, stream, view, selection, is_live)
             tables[stream.view_table(view)] = of_view
-        if tails is not None:
-            for stream in self.streams.values():
-                tables[stream.table] = partial(self.live_rows, stream, selection, tails)
-        with open_query(
-            sql,
-            tables,
-            catalog=self.lake.catalog_name,
-            # Needed only for views.
-            unlisted=frozenset(stream.partials_table(view) for stream, view in views),
-            reading=reading,
-        ) as answer:
-            yield answer
+        with ExitStack() as files:
+            if tails is not None:
+                for stream in self.streams.values():
+                    live = partial(self.live_rows, stream, selection, tails, files)
+                    tables[stream.table] = live
+            yield files.enter_context(
+                open_query(
+                    sql,
+                    tables,
+                    catalog=self.lake.catalog_name,
+                    # Needed only for views.
+                    unlisted=frozenset(stream.partials_table(view) for stream, view in views),
+                    reading=reading,
+                )
+            )
 
     def rows(self, name: str, selection: Selection) -> SelectedRows:
         """Return the selected rows of a table. Raises as `Lake.load`."""
@@ -123,14 +126,18 @@ class Reader:
             name, table, partial(select, self.lake, self.streams[name], selection, name, table)
         )
 
-    def live_rows(self, stream: Stream, selection: Selection, tails: list[TopicTail]) -> LiveRows:
+    def live_rows(
+        self, stream: Stream, selection: Selection, tails: list[TopicTail], files: ExitStack
+    ) -> LiveRows:
         """Return the selected rows of a stream's table and the records of its topic after them,
-        which are read when a query needs them. Raises as `Lake.load`."""
+        which are read when a query needs them. `files` deletes them. Raises as `Lake.load`."""
         table = self.lake.load(stream.table)
-        read = partial(self._read_topic, stream, selection, tails)
+        read = partial(self._read_topic, stream, selection, tails, files)
         return LiveRows(stream.table, table, read=read)
 
-    def _read_topic(self, stream: Stream, selection: Selection, tails: list[TopicTail]) -> Derived:
+    def _read_topic(
+        self, stream: Stream, selection: Selection, tails: list[TopicTail], files: ExitStack
+    ) -> Derived:
         """Raises ConfigurationError for one revision of an hour, and as `TopicTail`."""
         # Imported here: a query of tables alone needs no Kafka.
         from anabranch.kafka.client import KafkaAdapter
@@ -141,9 +148,10 @@ class Reader:
                 f"read {stream.table} and its topic: expected rows of all hours, found --revision"
             )
         with KafkaAdapter(self.lake.environment.kafka) as kafka:
-            tail = TopicTail(self.lake, stream, kafka, selection)
+            tail = TopicTail(self.lake, stream, kafka, selection, keeps_letters=False)
             # In a file: there may be more records than fit into memory.
             path = process_folder("query") / f"{uuid4().hex}.parquet"
+            files.callback(path.unlink, missing_ok=True)
             with pq.ParquetWriter(path, tail.schema) as file:
                 for rows in tail.read():
                     file.write_table(rows)

@@ -54,15 +54,22 @@ class TopicTail:
     provisional where no layer has decided the hour's end.
 
     `seam`: the snapshot and its offsets. `stored`: the rows of the snapshot. `letters`: the dead
-    letters so far, in the columns of their table; a reader that follows the topic may clear it.
+    letters so far, if `keeps_letters`, in the columns of their table; a reader that follows the
+    topic may clear it.
     """
 
     def __init__(
-        self, lake: Lake, stream: Stream, kafka: KafkaAdapter, selection: Selection
+        self,
+        lake: Lake,
+        stream: Stream,
+        kafka: KafkaAdapter,
+        selection: Selection,
+        keeps_letters: bool = True,
     ) -> None:
         """Raises Refused for a snapshot of another log, or older than the hours whose offsets the
         table lists, ConfigurationError, PositionError for a recreated topic, Transient."""
         self._lake, self._stream, self._kafka = lake, stream, kafka
+        self._keeps_letters = keeps_letters
         self._resolver = BoundaryResolver(stream, lake, kafka)
         self.counts, self.letters = Counts(), list[pa.Table]()
         ends = self._look()
@@ -190,7 +197,7 @@ class TopicTail:
         dead[list(decoded.errors)] = True
         letters = letters_of(batch, decoded, self._decided.position.topic_id, "topic")
         letters = letters.filter(pa.array(~erased[dead]))
-        if len(letters):
+        if len(letters) and self._keeps_letters:
             self.letters.append(letters)
         good = rows.filter(pa.array(~dead & ~erased))
         self.counts.rows += len(good)

@@ -20,6 +20,7 @@ from proofs import BEFORE, HOUR, NEXT, accept, event, new_proof, read, rebuild, 
 import anabranch
 from anabranch.cli import main
 from anabranch.common.errors import PositionError, Refused
+from anabranch.common.temporary import process_folder
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import Cut, end_of, shift
@@ -27,6 +28,7 @@ from anabranch.offsets.position import Ranges, Topic
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import KEPT, Accepted
 from serving_layer.reader import RowsThenTopic
+from serving_layer.reader.selection import Selection
 
 OPEN = shift(NEXT, 1)
 COUNT = "SELECT count(*) AS n, count(DISTINCT kafka_offset) AS offsets FROM games.events"
@@ -244,3 +246,20 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
     assert "events" in ask("SHOW TABLES", "--live").stdout, "no topic is read"
     revision = ask(COUNT, "--live", "--revision", "1", "--hour", HOUR)
     assert (revision.exit_code, "found --revision" in revision.output) == (2, True)
+
+
+def test_a_live_query_keeps_neither_the_records_nor_the_dead_letters(
+    one: StreamLake, log: Log
+) -> None:
+    """The hazard: a shell of many queries, and a topic of dead letters alone."""
+    log.bad = {8: b"{", 11: None}
+    reader, tails = anabranch.open("events", conf=one.folder).reader, list[Any]()
+
+    def stored() -> list[Path]:
+        return [*process_folder("query").glob("*.parquet")]
+
+    with reader.query(COUNT, Selection(), tails=tails) as answer:
+        assert answer.rows.read_all().to_pylist() == [{"n": 12, "offsets": 12}]
+        assert len(stored()) == 1
+    assert not stored()
+    assert [(tail.counts.dead, tail.letters) for tail in tails] == [(2, [])]
