@@ -211,14 +211,31 @@ class TextPart(FilePart):
         """Return the file's columns, and the names in its first line."""
         number, line = next(self._lines(), (1, b""))
         kinds = self._kinds(number, line)
-        own = [c for c in self.columns if c.name in kinds or c.name not in self.folder]
-        if self.form == "csv":
-            own = [column for column in own if column.name in kinds]
-        names = {column.name for column in self.columns}
+        by_letters = dict[str, list[str]]()
+        for name in kinds:
+            by_letters.setdefault(name.lower(), []).append(name)
+        in_folder = {name.lower() for name in self.folder}
+        own, there = list[Column](), set[str]()
+        for column in self.columns:
+            # As in other files, in letters of any case (`SourceReader`).
+            equal = (
+                [column.name] if column.name in kinds else by_letters.get(column.name.lower(), [])
+            )
+            if len(equal) > 1:
+                raise self._refused(number, f"one field {column.name}", ", ".join(equal))
+            if equal:
+                own.append(replace(column, path=(equal[0],)))
+                there.add(equal[0])
+            elif self.form == "json" and column.name.lower() not in in_folder:
+                own.append(column)
+        if self.form == "json" and kinds and own and not there:
+            # All values would be null, as of records that were never decoded.
+            names = ", ".join(column.name for column in own)
+            raise self._refused(number, f"a field of {names}", ", ".join(kinds))
         others = [
             Column(name, kind, True)
             for name, kind in kinds.items()
-            if kind is not None and name not in names
+            if kind is not None and name not in there
         ]
         return [*own, *others], list(kinds)
 

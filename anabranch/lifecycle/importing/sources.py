@@ -144,8 +144,11 @@ class SourceReader:
         there = part.schema_arrow
         own = self._own_names(part, there)
         self._require_columns(part, there, own)
-        for batch, found in self._batches(part, (), read):
+        # Any line of JSON may have a field, so that only its values show a column that is missing.
+        empty = {*own} if getattr(part, "form", None) == "json" else set[str]()
+        for batch, found in self._batches(part, [*empty], read):
             rows.update(counts_by_hour(found))
+            empty -= {name for name in empty if batch[name].null_count < len(batch)}
             if self.seam is None or batch[PLACE[0]].null_count:
                 continue
             is_early = (found == READ_FROM_KAFKA) & (_hours(batch[TIME]) < self.seam.last)
@@ -162,7 +165,7 @@ class SourceReader:
             )
         has_places = self.seam is not None and self._columns_of(there).partition is not None
         ends_ = ends if has_places else None
-        lacking = tuple(name for name in self.schema.names if name not in own)
+        lacking = tuple(n for n in self.schema.names if n not in own or (rows and n in empty))
         return CountedPart(part, rows, ends_, early, read["rows"] - rows.total(), lacking)
 
     def read(

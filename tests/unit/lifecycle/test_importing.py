@@ -634,6 +634,35 @@ def test_columns_are_found_in_letters_of_any_case(lake: StreamLake) -> None:
     assert "1 of 4 files have no column n: it is null in their rows" in done.plan.notes
 
 
+def test_fields_of_lines_are_found_in_letters_of_any_case(lake: StreamLake) -> None:
+    at = f"{OLDEST}:09:00Z"
+    (lake.folder / "source/c.csv").write_text(f"ID,N,Timestamp\nd,7,{at}\n")
+    (lake.folder / "source/N=8").mkdir()
+    (lake.folder / "source/N=8/d.json").write_text(json.dumps({"Id": "e", "timestamp": at}))
+    (lake.folder / "source/e.json").write_text(json.dumps({"ID": "f", "N": 9, "timestamp": at}))
+    (lake.folder / "source/f.json").write_text(json.dumps({"id": "g", "timestamp": at}))
+    done = import_in(lake.folder)
+    rows = content(lake.lake, lake.name, "main").to_pylist()
+    found = {row["id"]: row["n"] for row in rows if row["id"] in "defg"}
+    assert found == {"d": 7, "e": 8, "f": 9, "g": None}
+    assert "1 of 6 files have no column n: it is null in their rows" in done.plan.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ({"ID": "a", "Id": "b"}, "expected one field id, found ID, Id; correct"),
+        ({"key": "a", "value": "b"}, "expected a field of id, n, found key, value, timestamp; "),
+    ],
+)
+def test_lines_without_one_field_of_a_column_are_refused(
+    lake: StreamLake, line: dict[str, str], found: str
+) -> None:
+    line = {**line, "timestamp": f"{OLDEST}:09:00Z"}
+    (lake.folder / "source/c.json").write_text(json.dumps(line))
+    refuse(rf"c\.json: line 1: {found}", lake.folder)
+
+
 @pytest.mark.parametrize("names", [("ID", "Id", "timestamp"), ("n", "n", "timestamp")])
 def test_a_column_that_a_file_has_twice_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     stream_that_reads(tmp_path)
