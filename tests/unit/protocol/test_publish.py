@@ -193,12 +193,6 @@ def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     assert lake.state().position.offsets == {0: 5}
 
 
-def test_a_foreign_commit_while_a_publish_is_decided_refuses_it(lake: StreamLake) -> None:
-    staged, state = lake.stage(ROWS), lake.state()
-    lake.foreign_commit("batch")
-    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
-
-
 def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) -> None:
     lake.table().manage_snapshots().remove_branch("batch").commit()
     found = r"table games.events: expected branch batch, found none; run `anabranch apply`"
@@ -398,23 +392,6 @@ def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake)
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_module.random, "uniform", lambda low, high: 0.0)
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_run_decides_again_after_every_refusal(lake: StreamLake) -> None:
-    staged, seen = lake.stage(ROWS), []
-
-    def decide() -> Decision[None]:
-        state = lake.state()
-        seen.append(state.heads)
-        if len(seen) <= 2:
-            lake.move("speed")
-        return Decision(state, lake.speed(staged, {0: 3}, state), None)
-
-    assert run(lake.lake, lake.name, decide, "test").landed is not None
-    assert len(seen) == 3
-    assert lake.rows("main") == ROWS
-    assert not [key for key in lake.table().properties if key.startswith(TURN)]
 
 
 def test_run_decides_again_after_a_decision_that_did_something_first(lake: StreamLake) -> None:
