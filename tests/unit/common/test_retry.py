@@ -137,23 +137,6 @@ def test_pauses_are_random_and_capped(caplog: pytest.LogCaptureFixture) -> None:
     assert max(pauses) <= 0.1
 
 
-def test_stop_ends_a_pause_and_no_try_follows() -> None:
-    stop = threading.Event()
-    tries: list[float] = []
-
-    def always() -> str:
-        tries.append(time.monotonic())
-        if len(tries) == 8:
-            threading.Timer(0.1, stop.set).start()
-        raise Transient("away")
-
-    began = time.monotonic()
-    with pytest.raises(Transient):
-        Retry(None, stop, timedelta(milliseconds=200)).call("stream s", always)
-    assert stop.is_set()
-    assert time.monotonic() - began < 5
-
-
 def test_stop_ends_a_long_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda _, high: high)
     stop = threading.Event()
@@ -266,13 +249,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_loop_that_succeeds_at_once_pauses_never(clock: Clock) -> None:
-    for number in attempts(repeat(1.0), seconds=10):
-        assert number == 1
-        break
-    assert clock.pauses == []
-
-
 def test_the_last_attempt_begins_within_the_time_or_a_pause_behind_it(clock: Clock) -> None:
     assert list(attempts(doubling(1.0, 4.0), seconds=10)) == [1, 2, 3, 4, 5]
     assert clock.pauses == [1, 2, 4, 4]
@@ -288,11 +264,6 @@ def test_the_duration_of_an_attempt_counts(clock: Clock) -> None:
 
 def test_there_is_one_attempt_whatever_the_time(clock: Clock) -> None:
     assert list(attempts(repeat(1.0), seconds=0)) == [1]
-
-
-def test_no_pause_follows_the_last_of_so_many(clock: Clock) -> None:
-    assert list(attempts(doubling(2.0), at_most=4)) == [1, 2, 3, 4]
-    assert clock.pauses == [2, 4, 8]
 
 
 def test_pauses() -> None:
