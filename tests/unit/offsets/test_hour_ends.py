@@ -158,14 +158,14 @@ def test_hours_without_a_record_cost_no_question() -> None:
     assert kafka.questions < 40
 
 
-@pytest.mark.parametrize("days", [20, 90, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("days", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
     kafka = Kafka(log={0: a_record_a_minute(timedelta(days=days), HOUR)})
     assert hours_of(kafka) == expected(kafka.log[0])
 
 
 def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> None:
-    kafka = Kafka(log=dict.fromkeys(range(300), a_record_a_minute(timedelta(days=60), HOUR)))
+    kafka = Kafka(log=dict.fromkeys(range(300), a_record_a_minute(timedelta(days=5), HOUR)))
     state = begun()
     offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
     decided = sealing.resolve_state(state, offsets)
