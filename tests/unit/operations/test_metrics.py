@@ -220,8 +220,6 @@ def test_a_scrape_of_the_page_reads_nothing_and_shows_the_newest_readings(tmp_pa
     text = browser(made).get("/metrics")
     assert (text.status_code, text.headers["content-type"].split(";")[0]) == (200, "text/plain")
     assert 'anabranch_up{stream="events"} 1.0' in text.text
-    assert browser(made).get("/metrics", headers={"Host": "evil.example.com"}).status_code == 400
-    assert browser(made).post("/metrics").status_code == 405
 
 
 def test_a_silent_broker_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

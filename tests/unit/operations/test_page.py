@@ -606,7 +606,7 @@ def test_a_name_bound_to_us_is_not_answered(page: Page, host: str, status: int) 
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/streams/events", f"/streams/events/hours/{NEXT}", "/static/page.js"]
+    "path", ["/", "/streams/events", f"/streams/events/hours/{NEXT}", "/static/page.js", "/metrics"]
 )
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
