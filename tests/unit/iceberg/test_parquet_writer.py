@@ -44,7 +44,6 @@ WIDE = (
 )
 NEXT = shift(FIRST, 1)
 DAY = date(2026, 11, 21)
-AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
 AT = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 BEGAN = datetime(2026, 11, 21, 5, tzinfo=UTC)
 
@@ -219,11 +218,6 @@ def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
     paths = {write(lake.table(), narrow_rows([(DAY, FIRST)]))[0].path for _ in range(20)}
     assert len(paths) == 20
     assert all(on_disk(path).is_file() for path in paths)
-
-
-def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
-    assert write(lake.table()) == write(lake.table(), narrow_rows([])) == []
 
 
 def test_a_file_is_reported_once_it_is_closed(tmp_path: Path) -> None:
@@ -401,63 +395,41 @@ def test_tasks_get_keys_that_are_valid_and_the_means_to_renew_them(tmp_path: Pat
             assert isinstance(table.io, LakeFileIO) and target.io.vendor == table.io.vendor
 
 
-def _write_what_fits(
-    lake: StreamLake, batches: list[pa.Table]
-) -> tuple[list[Output], list[list[int]]]:
-    """Return the files of a writer, and the offsets that it left, by batch."""
-    target = target_of(lake.table())
-    assert target is not None
-    writer, left = FileWriter(target), []
-    for rows in batches:
-        mask = writer.write(rows)
-        left.append([] if mask is None else rows.filter(mask)["kafka_offset"].to_pylist())
-    return writer.close(), left
-
-
 def _days(count: int, first: int = 0) -> list[tuple[date, str]]:
     return [(DAY - timedelta(days=first + i), FIRST) for i in range(count)]
 
 
-def _require_each_once(
-    lake: StreamLake, batches: list[pa.Table], outputs: list[Output], left: list[list[int]]
+MOST = MOST_OPEN_FILES
+
+
+@pytest.mark.parametrize(
+    ("partitions", "left"),
+    [
+        # Each partition twice, with those of others between.
+        ([_days(MOST + 6) * 2], [12]),
+        # Partitions of open and other files; of other files only; of open files only.
+        ([_days(MOST), _days(4, MOST - 2), _days(3, MOST), _days(5)], [0, 2, 3, 0]),
+        # A batch of one partition waits.
+        ([_days(MOST), _days(1, MOST) * 3], [0, 3]),
+    ],
+)
+def test_rows_of_more_partitions_than_open_files_are_left(
+    tmp_path: Path, partitions: list[list[tuple[date, str]]], left: list[int]
 ) -> None:
+    lake = new_lake(tmp_path)
+    target = target_of(lake.table())
+    assert target is not None
+    writer, waiting, count = FileWriter(target), list[list[int]](), 0
+    for some in partitions:
+        rows = narrow_rows(some, first=count)
+        mask = writer.write(rows)
+        waiting.append([] if mask is None else rows.filter(mask)["kafka_offset"].to_pylist())
+        count += len(rows)
+    outputs = writer.close()
+    assert (len(outputs), [*map(len, waiting)]) == (MOST, left)
     publish(lake, tuple(data_file_of(lake.table(), o) for o in outputs))
     read = [offset for _, _, offset in lake.rows("main")]
-    assert sorted([*read, *(o for some in left for o in some)]) == list(
-        range(sum(len(rows) for rows in batches))
-    )
-
-
-def test_rows_of_too_many_partitions_are_left_and_reported(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
-    # Each partition twice, with those of others between.
-    batch = narrow_rows([*_days(MOST_OPEN_FILES + 6), *_days(MOST_OPEN_FILES + 6)])
-    outputs, left = _write_what_fits(lake, [batch])
-    assert (len(outputs), len(left[0])) == (MOST_OPEN_FILES, 12)
-    _require_each_once(lake, [batch], outputs, left)
-
-
-def test_no_file_more_is_open_for_rows_of_later_partitions(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
-    batches = [narrow_rows(_days(MOST_OPEN_FILES))]
-    # Partitions of open and other files; of other files only; of open files only.
-    for partitions in (_days(4, MOST_OPEN_FILES - 2), _days(3, MOST_OPEN_FILES), _days(5)):
-        batches.append(narrow_rows(partitions, first=sum(map(len, batches))))
-    outputs, left = _write_what_fits(lake, batches)
-    assert len(outputs) == MOST_OPEN_FILES
-    assert [len(some) for some in left] == [0, 2, 3, 0]
-    _require_each_once(lake, batches, outputs, left)
-
-
-def test_a_batch_of_one_partition_waits_when_no_file_may_open(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
-    batches = [
-        narrow_rows(_days(MOST_OPEN_FILES)),
-        narrow_rows(_days(1, MOST_OPEN_FILES) * 3, first=MOST_OPEN_FILES),
-    ]
-    outputs, left = _write_what_fits(lake, batches)
-    assert left == [[], list(range(MOST_OPEN_FILES, MOST_OPEN_FILES + 3))]
-    _require_each_once(lake, batches, outputs, left)
+    assert sorted([*read, *(o for some in waiting for o in some)]) == list(range(count))
 
 
 def test_rows_of_many_partitions_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
