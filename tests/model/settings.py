@@ -26,7 +26,7 @@ from values import replace
 
 from anabranch.offsets.hours import shift
 
-H1, H2 = shift(H0, 1), shift(H0, 2)
+H1 = shift(H0, 1)
 
 Event = tuple[Any, ...]
 # A record, then the next hour.

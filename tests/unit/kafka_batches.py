@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from anabranch.config import EventTime
 from anabranch.config.columns import Column
 
 HOUR = "2026-11-21T03"
@@ -28,15 +27,6 @@ MICROSECOND = timedelta(microseconds=1)
 
 def micros(at: datetime | None) -> int | None:
     return None if at is None else (at - EPOCH) // MICROSECOND
-
-
-def near(past: int | None, future: int | None) -> EventTime:
-    """The event time is in `at`, at most so many microseconds before its ingest hour or behind
-    it."""
-    at_most = {"past": past, "future": future}
-    return EventTime(
-        column="at", **{name: None if n is None else n * MICROSECOND for name, n in at_most.items()}
-    )
 
 
 def new_batch(

@@ -57,9 +57,7 @@ _IDS = [type(error).__name__ for error, _ in ENDS]
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_job_ends_with_the_exit_code_of_its_error(
-    error: Exception, code: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_ends_with_the_exit_code_of_its_error(error: Exception, code: int) -> None:
     def run(_: Sequence[str]) -> int:
         raise error
 

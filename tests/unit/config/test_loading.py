@@ -312,7 +312,7 @@ def test_no_mistake_of_a_stream_repeats_the_value_of_a_variable(
 
 
 def test_secrets_in_messages_of_libraries_are_hidden(
-    conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secrets = [f"secret-{number}/@x" for number in range(4)]
     (conf / "anabranch.yaml").write_text(

@@ -44,7 +44,6 @@ from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import StagedBatch
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
-MORE = [(FIRST, 0, o) for o in range(3, 5)]
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 

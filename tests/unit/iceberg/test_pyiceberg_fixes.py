@@ -316,7 +316,7 @@ def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not(tmp_path: Path) -> None:
+def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not() -> None:
     def schema(first: int, second: int) -> pa.Schema:
         ids = [{"PARQUET:field_id": str(id)} for id in (first, second)]
         return pa.schema(

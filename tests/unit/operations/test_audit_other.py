@@ -511,7 +511,7 @@ def test_slices_cover_each_offset_once(sizes: list[int], most: int) -> None:
         assert some[-1][2] - some[0][1] == sum(e - s for _, s, e in some) <= most
 
 
-def test_the_command_names_what_it_needs(tmp_path: Path) -> None:
+def test_the_command_names_what_it_needs() -> None:
     for arguments, expected in (
         (["--table", "a.b"], "--table with --topic"),
         (["--table", "a.b", "--topic", "t", "stream"], "no stream"),

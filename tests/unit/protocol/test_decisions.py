@@ -86,7 +86,7 @@ def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow
     return decide(hour, kind, revision, None, NOW, **values)
 
 
-def test_a_missing_or_moved_tag_is_reported(one: StreamLake) -> None:
+def test_a_missing_or_moved_tag_is_reported() -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
     (first, _) = protocol_decisions.history_rows("games.events", rows, {})
     assert (first.query, first.readable) == (None, "no longer: its tag has expired")

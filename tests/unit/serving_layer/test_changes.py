@@ -322,7 +322,7 @@ def test_a_follower_of_real_tables_equals_them_always(lake: StreamLake, seed: in
     assert held == in_main(lake)
 
 
-def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_content_of_a_change(lake: StreamLake) -> None:
     job = job_of(lake)
     accept(lake, FIRST, 3)
     (first,) = feed.poll(job, feed.start_from(job, None))
@@ -356,7 +356,7 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     assert fourth.removed == third.added
 
 
-def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_content_of_an_erasure(lake: StreamLake) -> None:
     """A token from before an erasure gets the affected hours again, without erased rows."""
     job = job_of(lake)
     accept(lake, FIRST, 3)

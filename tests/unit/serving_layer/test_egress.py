@@ -196,9 +196,7 @@ def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) ->
     assert found is None
 
 
-def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(lake: StreamLake) -> None:
     for hour in HOURS[:3]:
         accept(lake, hour, 3)
     job, delivered = job_of(lake.folder), []

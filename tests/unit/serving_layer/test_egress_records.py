@@ -18,7 +18,6 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.topic_change import plan_adopt
 from serving_layer.egress.hour import (
     MAX_POSITION_BYTES,
-    Hour,
     Identity,
     LastPlace,
     SenderPosition,
@@ -28,7 +27,6 @@ from serving_layer.egress.hour import (
 )
 
 NONE: Any = None
-HOUR = Hour("events", FIRST, 1, "batch", 7, 3, "source", 3, NONE)
 DELIVERY = Delivery("d1", FIRST, "feed", "out (id)", 1, "batch", 7, 3, 0, "ab1.x", NOW)
 CUT = Cut("topic-id", {1: (5, 8), 0: (2, 4)})
 

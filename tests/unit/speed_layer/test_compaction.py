@@ -155,9 +155,9 @@ def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_e
         assert sum(f.file_size_in_bytes for f in group) <= 128 * MB
 
 
-@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
+@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120))
 @settings(max_examples=60)
-def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
+def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int]) -> None:
     growth = planning._GROWTH_OF_MANY if len(rows) > planning._MANY else planning._GROWTH
     files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
     groups = plan(files)
