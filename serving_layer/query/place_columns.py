@@ -3,6 +3,7 @@ and topic, and their values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -41,11 +42,10 @@ class Column:
 
 def find_column(schema: pa.Schema, name: str) -> Column | None:
     """Return the column of a name, in any case of letters; None if the table has none. Pure."""
-    fields = {field.name.lower(): field for field in schema}
-    if (whole := fields.get(name.lower())) is not None:
+    if (whole := _named(schema, name)) is not None:
         return Column(name, whole.name, whole.name, quoted(whole.name), whole.type)
     head, dot, rest = name.partition(".")
-    field = fields.get(head.lower()) if dot else None
+    field = _named(schema, head) if dot else None
     if field is None:
         return None
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
@@ -54,16 +54,16 @@ def find_column(schema: pa.Schema, name: str) -> Column | None:
         return Column(name, field.name, field.name, sql, pa.string())
     parts, kind = [field.name], field.type
     for part in rest.split("."):
-        inner = _field_of(kind, part)
+        inner = _named(kind, part) if pa.types.is_struct(kind) else None
         if inner is None:
             return None
         parts, kind = [*parts, inner.name], inner.type
     return Column(name, ".".join(parts), field.name, ".".join(map(quoted, parts)), kind)
 
 
-def _field_of(kind: pa.DataType, name: str) -> pa.Field | None:
-    fields = list(kind) if pa.types.is_struct(kind) else []
-    return next((field for field in fields if field.name.lower() == name.lower()), None)
+def _named(fields: Iterable[pa.Field], name: str) -> pa.Field | None:
+    found = [field for field in fields if field.name.lower() == name.lower()]
+    return next((field for field in found if field.name == name), found[0] if found else None)
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,16 @@ class PlaceColumns:
         return tuple(column for column in found if column is not None)
 
     def of(self, schema: pa.Schema) -> PlaceColumns:
-        """Return these columns in another file, which may lack some, or write names in letters of
-        another case. Pure."""
+        """Return these columns in another file, which may lack some, have the topic besides, or
+        write names in letters of another case. Pure."""
 
         def there(column: Column | None) -> Column | None:
             return find_column(schema, column.name) if column is not None else None
 
-        places = (self.partition, self.offset, self.time, self.topic)
-        return PlaceColumns(*map(there, places))
+        topic, offset = there(self.topic), self.offset.name if self.offset is not None else ""
+        if self.topic is None and offset.lower().endswith("offset"):
+            topic = find_column(schema, f"{offset[:-6]}topic")
+        return PlaceColumns(there(self.partition), there(self.offset), there(self.time), topic)
 
     @property
     def reads(self) -> list[str]:

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -561,7 +562,8 @@ def read_places(table: OtherTable, columns: PlaceColumns, topic: str) -> Iterato
         places = Places(connection, topic)
         at = Progress(LOG, f"read {table.what.partition(',')[0]}", "files", len(table.parts))
         for part in table.parts:
-            for batch, own in _batches(part, columns, table.schema.names[:1]):
+            # A copy: no part keeps its schema.
+            for batch, own in _batches(copy(part), columns, table.schema.names[:1]):
                 places.add(batch, own)
             at.step()
         yield places
@@ -572,12 +574,7 @@ def _batches(
 ) -> Iterator[tuple[pa.RecordBatch, PlaceColumns]]:
     """Yield the rows of a part with its columns. Without such columns the rows are counted by any
     `other` one."""
-    for batch in part.iter_batches(_BATCH_ROWS, columns.reads or other):
-        own = columns.of(batch.schema)
-        if len(own.all) < len(columns.all):
-            # A file may lack columns, or have names in letters of another case.
-            whole = columns.of(part.schema_arrow)
-            if len(whole.all) > len(own.all):
-                yield from ((rows, whole) for rows in part.iter_batches(_BATCH_ROWS, whole.reads))
-                return
+    # A file may lack columns, have the topic besides, or have names in letters of another case.
+    own = columns.of(part.schema_arrow)
+    for batch in part.iter_batches(_BATCH_ROWS, own.reads or other):
         yield batch, own

@@ -333,6 +333,33 @@ def test_columns_are_found_in_each_file(environment: config.Environment, tmp_pat
     assert (found.rows, found.unplaced) == (5, 1) and found.hours[0].total("twice") == 2
 
 
+@pytest.mark.parametrize("prefix", ["", "kafka_", "redpanda."])
+def test_topics_are_found_in_each_file(
+    environment: config.Environment, tmp_path: Path, prefix: str
+) -> None:
+    """The hazard: a row of another topic, in a later file, is taken for a lost record."""
+    names = [f"{prefix}{name}" for name in ("partition", "offset", "timestamp", "topic")]
+    for file, table in {"a": rows([0, 2]), "b": rows([1], topic="u"), "c": rows([3])}.items():
+        table = table.rename_columns(names[: table.num_columns])
+        if "." in prefix:
+            named = table.rename_columns([name.partition(".")[2] for name in table.column_names])
+            table = pa.table({"redpanda": named.to_struct_array()})
+        write(tmp_path / "t", f"{file}.parquet", table)
+    found = audit(environment, tmp_path / "t")
+    assert (found.rows, found.elsewhere, found.hours[0].total("rows")) == (4, 1, 3)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_column_of_the_very_name_is_taken(order: int) -> None:
+    names = ["offset", "Offset", "OFFSET"][::order]
+    schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
+    columns = find_columns(schema, None, None, None)
+    assert columns.offset is not None and columns.offset.reads == "offset"
+    nested = pa.schema([("m", pa.struct([(name, pa.int64()) for name in names]))])
+    found = find_columns(nested, "m.Offset", "m.OFFSET", None)
+    assert found.reads == ["m.Offset", "m.OFFSET"]
+
+
 def test_names_may_have_dots_and_other_topics_do_not_count(
     environment: config.Environment, tmp_path: Path
 ) -> None:
