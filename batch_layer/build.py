@@ -661,9 +661,11 @@ class HourBuilder:
         if self._stream.unknown == "ignore" or not self._stream.format.names_fields:
             return None
         if frames.read is not None:
-            return sum_unknown(count_unknown(frames.read.decoded))
-        assert frames.staged is not None
-        return sum_unknown(UnknownNames.sum(r.unknown for r in frames.staged.certain.reports))
+            found = count_unknown(frames.read.decoded)
+        else:
+            assert frames.staged is not None
+            found = UnknownNames.sum(r.unknown for r in frames.staged.certain.reports)
+        return sum_unknown(found, self._stream.format.envelope)
 
     def _row_count_baseline(
         self, hour: str, balance: Balance, diff: Diff, state: State

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from anabranch.decode import REFUSED_FIELD
+from anabranch.decode.debezium import row_of
 from anabranch.decode.guessed import guess_type
 from anabranch.decode.inputs import PREFIX_BYTES
 from anabranch.kafka.batches import Missing
@@ -219,12 +220,14 @@ MOST_NAMES = 50
 _SAMPLE = 80  # characters
 
 
-def sum_unknown(found: UnknownNames) -> UnknownFields:
-    """Return the unknown fields that workers counted, the most frequent names first. Pure."""
+def sum_unknown(found: UnknownNames, envelope: str | None = None) -> UnknownFields:
+    """Return the unknown fields that workers counted, the most frequent names first. `envelope`: of
+    the records, whose rows have the fields. Pure."""
     names = sorted(found.names.items(), key=lambda item: (-item[1].records, item[0]))
 
     def field_of(name: str, one: FoundName) -> UnknownField:
-        objects = [parsed(value) for _, value in sorted(one.values.items())]
+        values = (value for _, value in sorted(one.values.items()))
+        objects = [parsed(value if envelope is None else row_of(value)) for value in values]
         field = UnknownField(name, one.records, one.first, one.last)
         return sampled(field, [value for value in objects if value is not None])
 

@@ -87,6 +87,11 @@ class DebeziumReader:
         )
 
 
+def row_of(value: bytes) -> bytes:
+    """Return a change's row; empty if it has none. Pure."""
+    return _parts(value, lambda: None)[1] or b""
+
+
 def _parts(
     value: bytes | None, key: Callable[[], bytes | None]
 ) -> tuple[bytes, bytes | None, bool]:

@@ -137,7 +137,7 @@ def _field(
 ) -> DriftedField:
     columns = [column.name for column in stream.record_columns]
     above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
-    is_read = name in read or any(read[at] is None for at in above)
+    is_read = name in read
     reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
@@ -150,17 +150,21 @@ def _field(
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
         taken_up=is_read,
-        obstacle=None if is_read else _obstacle(name, above, columns, reserved, stream),
+        obstacle=None if is_read else _obstacle(name, read, above, columns, reserved, stream),
     )
 
 
 def _obstacle(
     name: str,
+    read: Mapping[str, Node | None],
     above: Sequence[str],
     columns: Sequence[str],
     reserved: Collection[str],
     stream: Stream,
 ) -> str | None:
+    if whole := [at for at in above if read[at] is None]:
+        # A name may have dots of its own, so that a restatement may change nothing.
+        return f"if it is inside {whole[0]}, restate its hours: a column reads all of that"
     if above and stream.subject_schema is None:
         row = "" if stream.format.envelope is None else "row."
         other = "" if re.search(r"\[\]|\{\}", name) else f", or a column with `from: {row}{name}`"

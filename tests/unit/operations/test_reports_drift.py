@@ -1,9 +1,12 @@
 """Drift from the ledger's rows alone: merged by name, bounded, and safe to print with any names."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -17,7 +20,8 @@ from anabranch.offsets.hours import Cut
 from anabranch.operations.reports.drift import drift_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
-from batch_layer.offset_counts import parsed, sampled, shape_of
+from anabranch.records.staged import UnknownNames
+from batch_layer.offset_counts import parsed, sampled, shape_of, sum_unknown
 
 CONF = Path(__file__).parents[3] / "conf"
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
@@ -109,6 +113,9 @@ def test_fields_inside_others() -> None:
         "items[].x": "add it to the STRUCT at items[]",
         "payload.of.x": "add it to the STRUCT at payload, or a column with `from: payload.of.x`",
         "payload.x": "add it to the STRUCT at payload, or a column with `from: payload.x`",
+        # Or a field whose own name is `payload.level.x`, which no restatement takes up.
+        "payload.level.x": "if it is inside payload.level, restate its hours: a column reads all of that",
+        "m{}.x": "if it is inside m, restate its hours: a column reads all of that",
     }
     assert view.schema is None and [c.split()[1] for c in view.commands] == ["batch"]
     debezium = {
@@ -176,6 +183,23 @@ def test_types_that_differ_are_text() -> None:
     assert [combine("BIGINT", "DOUBLE"), combine(None, "DATE"), combine("BIGINT", "STRING")] == [
         "DOUBLE", "DATE", "STRING",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["object", "payload", "text", "before"])
+def test_samples_of_rows_in_an_envelope_are_of_the_row(form: str) -> None:
+    of_row = {"id": 1, "source": "web", "ts_ms": "noon", "new": 5}
+    change: dict[str, Any] = {"after": of_row, "op": "c", "source": {"lsn": 5}, "ts_ms": 1}
+    if form == "text":
+        change["after"] = json.dumps(of_row)
+    if form == "before":
+        change = {**change, "before": of_row, "after": None}
+    sent = {"schema": {}, "payload": change} if form == "payload" else change
+    found = UnknownNames()
+    found.add(["source", "ts_ms", "new"], {(0, 1): pa.scalar(json.dumps(sent).encode())})
+    counted = sum_unknown(found, "debezium").fields
+    assert {one.name: (one.sample, one.type) for one in counted} == {
+        "new": ("9", "BIGINT"), "source": ('"aaa"', "STRING"), "ts_ms": ('"aaaa"', "STRING"),
+    }  # fmt: skip
 
 
 def test_samples_are_short_and_need_no_readable_value() -> None:
