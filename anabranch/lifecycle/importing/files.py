@@ -204,6 +204,12 @@ class TextPart(FilePart):
     columns: tuple[Column, ...]
     delimiter: str
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no line, and so no column: Spark's first task writes such a file."""
+        with lake_errors(f"read {self.path}"):
+            return next(self._lines(), None) is None
+
     def own_schema(self) -> pa.Schema:
         return pa.schema([(c.name, arrow_type(c.type)) for c in self._columns()[0]])
 

@@ -141,6 +141,8 @@ class SourceReader:
         """Return the numbers of a part's rows by hour. Raises Refused if its columns do not fit the
         table's, or a row has no time; Transient."""
         rows, ends, early, read = Counter[int](), dict[int, int](), 0, Counter[str]()
+        if getattr(part, "is_empty", False):
+            return CountedPart(part, rows, None if self.seam is None else ends)
         there = part.schema_arrow
         own = self._own_names(part, there)
         self._require_columns(part, there, own)

@@ -2,6 +2,7 @@
 account closes."""
 
 import gc
+import gzip
 import json
 import weakref
 from collections import Counter
@@ -646,6 +647,17 @@ def test_fields_of_lines_are_found_in_letters_of_any_case(lake: StreamLake) -> N
     found = {row["id"]: row["n"] for row in rows if row["id"] in "defg"}
     assert found == {"d": 7, "e": 8, "f": 9, "g": None}
     assert "1 of 6 files have no column n: it is null in their rows" in done.plan.notes
+
+
+@pytest.mark.parametrize("name", ["n=7/c.json", "c.csv", "c.json.gz", "c.json"])
+def test_files_of_lines_without_any_have_no_rows(lake: StreamLake, name: str) -> None:
+    """As Spark writes them for the first of its tasks."""
+    path = lake.folder / "source" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"\n" * (name == "c.json"))
+    done = import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert done.plan.files == 3 and not any("no column" in note for note in done.plan.notes)
 
 
 @pytest.mark.parametrize(
