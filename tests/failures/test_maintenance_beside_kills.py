@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from commands import KILLED, Command, run, run_into, started
 from pyiceberg.table import Table
+from steadiness import shared_folder
 from test_fail_points import damage, is_good
 from world import World, event, past_hour, spread
 
@@ -152,7 +153,7 @@ def play(one: World, number: int, plan: Round, oldest: str) -> int:
 
 
 @pytest.mark.timeout(1500)
-def test_no_night_loses_a_file(world: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_night_loses_a_file(world: Make, request: pytest.FixtureRequest) -> None:
     one = world(
         speed={"trigger": "1 second", "max_offsets_per_trigger": 20},
         maintain={"speed_hours": "0 seconds", "orphans_after": "1 day"},
@@ -160,7 +161,7 @@ def test_no_night_loses_a_file(world: Make, tmp_path_factory: pytest.TempPathFac
 
     def age() -> None:
         then = time.time() - DAYS
-        for path in tmp_path_factory.getbasetemp().glob(f"services*/**/warehouse/{one.name}/**/*"):
+        for path in shared_folder(request.config).glob(f"services*/**/warehouse/{one.name}/**/*"):
             if path.is_file():
                 os.utime(path, (then, then))
 
