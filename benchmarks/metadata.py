@@ -148,7 +148,6 @@ def viewed() -> Stream:
     columns = f"{DDL}, at TIMESTAMP"
     return new_stream(
         schema=columns,
-        columns=parse_columns(columns),
         event_time=EventTime(column="at", past=timedelta(hours=2), future=timedelta(minutes=30)),
         views={"hourly": {"window": "1 hour", "aggregates": {"events": "count"}}},
     )

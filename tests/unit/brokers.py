@@ -32,6 +32,10 @@ class Broker:
             self.after_describe.pop(0)()
         return topic
 
+    def decided(self, partition: int) -> list[int]:
+        """The timestamps of the records that no open transaction holds back."""
+        return self.log[partition]
+
     def cluster_id(self) -> str:
         return "cluster"
 
@@ -42,7 +46,7 @@ class Broker:
         return dict.fromkeys(topic.partitions, 0)
 
     def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return {p: len(self.log[p]) for p in topic.partitions}
+        return {p: len(self.decided(p)) for p in topic.partitions}
 
     def accepted_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) + self.undecided for p in topic.partitions}
@@ -50,14 +54,18 @@ class Broker:
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         millis = int(when.timestamp() * 1000)
         return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts >= millis), None)
+            p: next((Stamped(o, ts) for o, ts in enumerate(self.decided(p)) if ts >= millis), None)
             for p in topic.partitions
         }
 
     def first_later(self, topic: Topic, records: dict[int, Stamped]) -> dict[int, Stamped | None]:
         return {
             p: next(
-                (Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms),
+                (
+                    Stamped(o, ts)
+                    for o, ts in enumerate(self.decided(p))
+                    if ts > record.timestamp_ms
+                ),
                 None,
             )
             for p, record in records.items()
@@ -67,9 +75,9 @@ class Broker:
         self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
         return {
-            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[
-                :count
-            ]
+            p: tuple(
+                Stamped(o, ts) for o, ts in enumerate(self.decided(p)) if start <= o < ends[p]
+            )[:count]
             for p, start in starts.items()
         }
 
@@ -78,6 +86,9 @@ class Broker:
     ) -> int | None:
         first = self.stamps_from(topic, starts, ends, 1).values()
         return min((s.timestamp_ms for stamps in first for s in stamps), default=None)
+
+    def commit_lag(self, *_: object) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -72,10 +72,21 @@ def new_environment(
 
 
 def new_stream(**values: Any) -> config.Stream:
+    """A stream with the columns of its schema."""
     given: dict[str, Any] = {
         "name": "events", "topic": "events", "table": "games.events", "schema": DDL, "key": "id",
-    }  # fmt: skip
-    return config.Stream(**(given | {"columns": parse_columns(DDL)} | values))
+    } | values  # fmt: skip
+    if "columns" not in given:
+        given["columns"] = parse_columns(given["schema"])
+    return config.Stream(**given)
+
+
+def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
+    """A table of rows with these columns, beside a new stream's own."""
+    lake = new_lake(folder).lake
+    columns = table_schemas.rows_schema(new_stream(schema=ddl))
+    admin.create(lake, "games.other", columns, (), {})
+    return lake, lake.load("games.other")
 
 
 @dataclass(frozen=True)
@@ -238,9 +249,7 @@ def new_lake(
 ) -> StreamLake:
     """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner`
     is the name of the stream that the table belongs to."""
-    stream = new_stream(
-        name=name, topic=name, table=f"{namespace}.{name}", schema=ddl, columns=parse_columns(ddl)
-    )
+    stream = new_stream(name=name, topic=name, table=f"{namespace}.{name}", schema=ddl)
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
     tables = tables_of(stream, first, position, owner)

@@ -11,7 +11,6 @@ from protos import HEAD, descriptors, type_of
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
-from anabranch.config.columns import parse_columns
 from anabranch.decode import decode_spec
 from anabranch.subjects.schemas import Schemas, read_descriptors
 
@@ -20,7 +19,7 @@ TEXT = HEAD + "message Order { string id = 1; int64 n = 2; }"
 
 def stream(file: Path, ddl: str = "id STRING NOT NULL, n BIGINT", **more: Any) -> Stream:
     form = {"type": "protobuf", "descriptor": file, "message": "shop.Order"} | more
-    return new_stream(format=form, schema=ddl, columns=parse_columns(ddl), key="id")
+    return new_stream(format=form, schema=ddl, key="id")
 
 
 def test_plain_messages_are_read_by_the_file(tmp_path: Path) -> None:

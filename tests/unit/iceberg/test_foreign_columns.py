@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake, new_stream, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_name_by_id
@@ -15,7 +15,6 @@ from pyiceberg.types import IcebergType, IntegerType, LongType, NestedField, Str
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg.foreign_columns import plan_foreign_changes, restored
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns
@@ -24,20 +23,8 @@ DDL = "id STRING NOT NULL, n INT, s STRUCT<a: INT, b: STRING>, items ARRAY<STRUC
 VALUES = {"id": "e", "n": 7, "s": {"a": 1, "b": "two"}, "items": [{"x": 3, "y": 4}]}
 
 
-class NoKafka:
-    def cluster_id(self) -> str:
-        return "k"
-
-    def describe(self, topic: str, position: Any = None) -> Any:
-        return SimpleNamespace(id="t")
-
-
-def stream_of(ddl: str) -> Stream:
-    return new_stream(schema=ddl, columns=parse_columns(ddl))
-
-
 def apply(one: StreamLake, stream: Stream) -> list[str]:
-    return tables.apply(one.environment, stream, one.lake, NoKafka())  # type: ignore[arg-type]
+    return tables.apply(one.environment, stream, one.lake, Broker().adapter)
 
 
 def publish(one: StreamLake, offset: int, **values: Any) -> None:
@@ -49,7 +36,7 @@ def publish(one: StreamLake, offset: int, **values: Any) -> None:
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path)
-    apply(made, stream_of(DDL))
+    apply(made, new_stream(schema=DDL))
     publish(made, 1, **VALUES)
     return made
 
@@ -92,20 +79,20 @@ def test_apply_undoes_what_another_program_did(one: StreamLake, name: str) -> No
     alter(one, one.name, change)
 
     with pytest.raises(Terminal) as ended:
-        require_columns(one.table(), stream_of(DDL))
+        require_columns(one.table(), new_stream(schema=DDL))
     assert f"another program {words}" in str(ended.value)
     assert "run `anabranch apply events`" in str(ended.value)
     assert "nothing is lost" not in str(ended.value)
 
-    [done] = apply(one, stream_of(DDL))
+    [done] = apply(one, new_stream(schema=DDL))
     assert "another program had " in done
-    require_columns(one.table(), stream_of(DDL))
+    require_columns(one.table(), new_stream(schema=DDL))
     after = one.table().schema()
     assert {f.name: f.field_id for f in after.fields} == {f.name: f.field_id for f in before.fields}
     assert content(one) == [VALUES]
     publish(one, 2, **(VALUES | {"id": "f"}))
     assert content(one) == [VALUES, VALUES | {"id": "f"}]
-    assert apply(one, stream_of(DDL)) == []
+    assert apply(one, new_stream(schema=DDL)) == []
 
 
 @pytest.mark.parametrize(
@@ -120,14 +107,14 @@ def test_a_column_of_a_table_without_rows_comes_back(
 ) -> None:
     """`added`: the other program added it again, without its NOT NULL."""
     one = new_lake(tmp_path)
-    apply(one, stream_of(DDL))
+    apply(one, new_stream(schema=DDL))
     before = one.table().schema()
     alter(one, one.name, lambda u: u.delete_column(name))
     if added is not None:
         alter(one, one.name, lambda u: u.add_column(name, added))
     with pytest.raises(Terminal, match=f"another program dropped column {name}"):
-        require_columns(one.table(), stream_of(DDL))
-    assert "brought column" in apply(one, stream_of(DDL))[0]
+        require_columns(one.table(), new_stream(schema=DDL))
+    assert "brought column" in apply(one, new_stream(schema=DDL))[0]
     after = one.table().schema()
     assert index_name_by_id(after) == index_name_by_id(before)
     assert {f.name for f in after.fields if f.required} == {
@@ -143,13 +130,13 @@ def test_a_column_that_was_dropped_and_added_again_has_its_values_again(one: Str
     alter(one, one.name, lambda u: u.add_column("n", IntegerType()))
     assert [row["n"] for row in content(one)] == [None]
     with pytest.raises(Terminal, match="another program dropped column n"):
-        require_columns(one.table(), stream_of(DDL))
-    assert apply(one, stream_of(DDL)) != []
+        require_columns(one.table(), new_stream(schema=DDL))
+    assert apply(one, new_stream(schema=DDL)) != []
     assert content(one) == [VALUES]
 
 
 def test_a_column_is_brought_back_and_widened(one: StreamLake) -> None:
-    wider = stream_of(DDL.replace("n INT", "n BIGINT") + ", new STRING")
+    wider = new_stream(schema=DDL.replace("n INT", "n BIGINT") + ", new STRING")
     alter(one, one.name, lambda u: u.delete_column("n"))
     done = apply(one, wider)
     assert [line.split(" column ")[0] for line in done] == ["brought", "widened", "added"]
@@ -160,20 +147,20 @@ def test_a_column_is_brought_back_and_widened(one: StreamLake) -> None:
 def test_a_column_never_null_comes_back_before_any_row(tmp_path: Path, ddl: str) -> None:
     """As a new column it would be refused, though no row lacks it."""
     one = new_lake(tmp_path)
-    apply(one, stream_of(DDL))
+    apply(one, new_stream(schema=DDL))
     alter(one, one.name, lambda u: u.delete_column("id"))
     with pytest.raises(Terminal, match="another program dropped column id"):
-        require_columns(one.table(), stream_of(DDL))
-    assert apply(one, stream_of(ddl)) != []
-    require_columns(one.table(), stream_of(ddl))
+        require_columns(one.table(), new_stream(schema=DDL))
+    assert apply(one, new_stream(schema=ddl)) != []
+    require_columns(one.table(), new_stream(schema=ddl))
     assert one.table().schema().find_field("id").required
-    assert apply(one, stream_of(ddl)) == []
+    assert apply(one, new_stream(schema=ddl)) == []
 
 
 def test_a_rename_that_the_file_follows_is_none_to_undo(one: StreamLake) -> None:
     """The file has the new name too: old rows have their values by it."""
     alter(one, one.name, lambda u: u.rename_column("n", "level"))
-    followed = stream_of(DDL.replace("n INT", "level INT"))
+    followed = new_stream(schema=DDL.replace("n INT", "level INT"))
     require_columns(one.table(), followed)
     assert apply(one, followed) == []
     assert one.table().scan().to_arrow()["level"].to_pylist() == [7]
@@ -186,14 +173,16 @@ def test_what_the_file_lacks_comes_back_with_the_file(one: StreamLake, name: str
         "a field dropped": DDL.replace(", b: STRING", ""),
         "a struct dropped": DDL.replace("s STRUCT<a: INT, b: STRING>, ", ""),
     }[name]
-    tables.apply(one.environment, stream_of(older), one.lake, NoKafka(), rolled_back=True)  # type: ignore[arg-type]
+    tables.apply(
+        one.environment, new_stream(schema=older), one.lake, Broker().adapter, rolled_back=True
+    )
     alter(one, one.name, CHANGES[name][0])
-    apply(one, stream_of(older))
-    require_columns(one.table(), stream_of(older))
+    apply(one, new_stream(schema=older))
+    require_columns(one.table(), new_stream(schema=older))
     publish(one, 2, id="f", items=VALUES["items"])
     with pytest.raises(Terminal, match=f"another program {CHANGES[name][1]}"):
-        require_columns(one.table(), stream_of(DDL))
-    assert "brought column" in apply(one, stream_of(DDL))[0]
+        require_columns(one.table(), new_stream(schema=DDL))
+    assert "brought column" in apply(one, new_stream(schema=DDL))[0]
     assert content(one)[0] == VALUES
 
 
@@ -206,7 +195,7 @@ def test_values_under_the_new_id_refuse_it_and_name_the_restatement(one: StreamL
         pa.Table.from_pylist([own | VALUES | {"id": "g", "n": 9}], schema=schema)
     )
     with pytest.raises(Refused, match="restate the hours with rows before the change"):
-        apply(one, stream_of(DDL))
+        apply(one, new_stream(schema=DDL))
 
 
 def test_tables_beside_the_rows_get_their_columns_back(one: StreamLake) -> None:
@@ -214,7 +203,7 @@ def test_tables_beside_the_rows_get_their_columns_back(one: StreamLake) -> None:
     before = one.lake.load(name).schema()
     alter(one, name, lambda u: u.rename_column("error_text", "reason"))
     alter(one, name, lambda u: u.delete_column(("headers",)))
-    done = apply(one, stream_of(DDL))
+    done = apply(one, new_stream(schema=DDL))
     assert "brought column headers of" in done[0]
     assert f"renamed column reason of {name} back to error_text" in done[1]
     after = one.lake.load(name).schema()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from brokers import Broker
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
 from no_spark import NO_SPARK
@@ -31,7 +32,6 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES, find_staged, has_landed, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
-from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.ledger import Ledger
@@ -274,32 +274,14 @@ def test_the_table_shows_the_outcome_of_a_commit(lake: StreamLake) -> None:
 # Any publisher: no file or snapshot of an attempt is discarded while it may land
 
 
-class Kafka:
-    """A topic of ten records, for what only asks where it stands."""
-
-    def describe(self, topic: str, expected: Position | None = None) -> Topic:
-        return Topic(topic, "t", (0,))
-
-    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return {0: 10}
-
-    def first_from(self, topic: Topic, when: datetime) -> dict[int, None]:
-        return {0: None}
-
-    def stamps_from(
-        self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
-    ) -> dict[int, tuple[()]]:
-        return dict.fromkeys(starts, ())
-
-    def commit_lag(self, *_: object) -> None:
-        pass
+def ten_records() -> Broker:
+    return Broker(log={0: [0] * 10})
 
 
-def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> MicroBatches:
+def micro_batches(one: StreamLake, hour: str, kafka: Broker | None = None) -> MicroBatches:
     """The speed layer's publisher; what Spark would stage is staged without it."""
-    made = cast(
-        Any, MicroBatches(Job(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka())))
-    )
+    kafka = kafka or ten_records()
+    made = cast(Any, MicroBatches(Job(one.environment, one.stream, one.lake, kafka.adapter)))
     made._stage = lambda frame, plan, decided: StagedBatch(
         "t",
         plan.by_hour,
@@ -339,14 +321,14 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
 ) -> None:
     tried = []
 
-    class Refusing(Kafka):
+    class Refusing(Broker):
         def commit_lag(self, *_: object) -> None:
             tried.append(1)
             raise failure
 
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
-    batches = cast(Any, micro_batches(one, hour, Refusing()))
+    batches = cast(Any, micro_batches(one, hour, Refusing(log={0: [0] * 10})))
     batches._stage = lambda frame, plan, decided: StagedBatch(
         "t", plan.by_hour, one.stage([]), None
     )
@@ -371,7 +353,7 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
         "environment": one.environment,
         "ledger": one.ledger,
     }
-    job = SimpleNamespace(**values, kafka=Kafka())
+    job = SimpleNamespace(**values, kafka=ten_records())
     rebuilder = cast(Any, Rebuilder(cast(Any, job), NO_SPARK))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
     rows = one.stage([(FIRST, 0, o) for o in range(9)])

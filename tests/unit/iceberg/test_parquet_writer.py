@@ -26,7 +26,6 @@ from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, parquet_writer, table_schemas, vended
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.file_io import LakeFileIO, write_files
@@ -50,7 +49,7 @@ BEGAN = datetime(2026, 11, 21, 5, tzinfo=UTC)
 
 def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
     """A table of a stream with other columns, beside the lake's own."""
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    stream = new_stream(schema=ddl)
     by = ("event_date", "ingest_hour")
     admin.create(
         lake.lake, "games.wide", table_schemas.rows_schema(stream), by,

@@ -18,7 +18,6 @@ from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.columns import parse_columns
 from anabranch.config.sections import parse_partition
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.files import own_files
@@ -43,7 +42,7 @@ ODD = st.sampled_from(["", "a/b", "é" * 200, "null", "\x00", "a=b", "x" * 3000]
 
 
 def table_by(lake: StreamLake, *fields: str, **properties: str) -> Table:
-    stream = new_stream(schema=DDL, columns=parse_columns(DDL))
+    stream = new_stream(schema=DDL)
     schema, all_properties = table_schemas.rows_schema(stream), admin.TABLE_PROPERTIES | properties
     admin.create(lake.lake, "games.by", schema, (*OF_TIME, *fields), all_properties)
     return lake.lake.load("games.by")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import FIRST, StreamLake, new_lake, new_stream
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_lake, new_stream, table_of
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -19,12 +20,11 @@ from queries import run_query
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
-from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin, schema_evolution
+from anabranch.iceberg import schema_evolution
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.iceberg.table_schemas import rows_columns, rows_schema
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import ROLLED_BACK, require_columns, roll_back
 from anabranch.protocol.publish import Publish
@@ -42,13 +42,7 @@ AFTER = (
 
 
 def stream_of(ddl: str, key: Any = "id") -> Stream:
-    return new_stream(schema=ddl, columns=parse_columns(ddl), key=key)
-
-
-def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
-    lake: Any = new_lake(folder).lake
-    admin.create(lake, "games.other", rows_schema(stream_of(ddl)), (), {})
-    return lake, lake.load("games.other")
+    return new_stream(schema=ddl, key=key)
 
 
 def append(lake: Lake, **values: Any) -> None:
@@ -356,18 +350,10 @@ def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_p
 # The printed remedies work, and a file may be restored
 
 
-class NoKafka:
-    """A topic that does not exist: `apply` asks for it only where a stream begins."""
-
-    def describe(self, topic: str) -> None:
-        return None
-
-    def cluster_id(self) -> str:
-        return ""
-
-
 def apply(one: StreamLake, stream: Stream, rolled_back: bool = False) -> list[str]:
-    return tables.apply(one.environment, stream, one.lake, NoKafka(), rolled_back=rolled_back)  # type: ignore[arg-type]
+    return tables.apply(
+        one.environment, stream, one.lake, Broker(None).adapter, rolled_back=rolled_back
+    )
 
 
 def remedies(text: str) -> list[list[str]]:

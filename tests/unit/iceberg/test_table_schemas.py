@@ -116,7 +116,7 @@ def test_every_type_that_configuration_accepts_has_one_in_iceberg() -> None:
         "STRUCT<a:ARRAY<STRUCT<b:TIMESTAMP>>,c:BINARY>",
     )  # fmt: skip
     ddl = ", ".join(f"c{i} {kind}" for i, kind in enumerate(types))
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl), key="c0")
+    stream = new_stream(schema=ddl, key="c0")
     schema = rows_schema(stream)
     assert len(schema.fields) == 16 + 5
     ids = list(schema._lazy_id_to_field)
@@ -252,7 +252,7 @@ def test_our_own_columns_have_bounds_in_a_wide_table() -> None:
     assert rows_design(new_stream()) == PhysicalDesign()
     assert rows_design(new_stream(files=Files(sort="n"))).bounded == ()
     wide = ", ".join([DDL, *(f"c{i} INT" for i in range(100))])
-    assert rows_design(new_stream(schema=wide, columns=parse_columns(wide))).bounded == ours
+    assert rows_design(new_stream(schema=wide)).bounded == ours
     # Also where the manifests hold bounds of others as Iceberg does by itself.
     assert rows_design(new_stream(files=Files(sort=("n",)))).properties[
         "write.metadata.metrics.column.n"

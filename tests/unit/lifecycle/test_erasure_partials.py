@@ -10,7 +10,6 @@ from lakes import DDL, FIRST, new_stream
 from people import ORDER, People
 
 from anabranch.config import EventTime
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.files import local_path
 from anabranch.job import Job
@@ -25,7 +24,6 @@ from serving_layer.views import fill, partial_hours
 SCHEMA = f"{DDL}, at TIMESTAMP"
 STREAM = new_stream(
     schema=SCHEMA,
-    columns=parse_columns(SCHEMA),
     event_time=EventTime(column="at", past=timedelta(hours=2), future=timedelta(hours=1)),
     views={"names": {"window": "1 hour", "group": "id", "aggregates": {"events": "count"}}},
 )

@@ -29,7 +29,6 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from anabranch.cli import main
 from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
-from anabranch.config.columns import parse_columns
 from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
@@ -333,7 +332,6 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
     pq.write_table(pq.read_table(path).rename_columns(["id", "n", "own"]), path)
     stream = new_stream(
         schema=ddl,
-        columns=parse_columns(ddl),
         event_time={"column": "own"},
         batch={"lookback_hours": 1},
     )
@@ -437,7 +435,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path, own: bool) ->
     path = tmp_path / "source/a.parquet"
     write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     pq.write_table(pq.read_table(path).rename_columns(["id", "n", name]), path)
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl), event_time={"column": name})
+    stream = new_stream(schema=ddl, event_time={"column": name})
     job = replace(job_of(tmp_path), stream=stream)
     request = run.ImportRequest(f"{tmp_path}/source", OLDEST)
     assert run.run(job, Publisher(job.lake, job.stream), request).good == 1
@@ -689,7 +687,7 @@ def test_files_of_undecoded_records_are_refused(tmp_path: Path) -> None:
     lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
     renamed(tmp_path / "source/a.parquet", ["key", "value", "timestamp"])
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    stream = new_stream(schema=ddl)
     request = run.ImportRequest(f"{tmp_path}/source", OLDEST)
     with pytest.raises(Refused, match="found none of them but key, value, timestamp; write"):
         run.plan(replace(job_of(tmp_path), stream=stream), request)

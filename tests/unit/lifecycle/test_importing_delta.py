@@ -19,7 +19,6 @@ from lakes import FIRST, StreamLake, new_lake, new_stream
 from test_importing import LAST, NOW, OLDEST, ids, job_of, stream_that_reads
 
 from anabranch.common.errors import ConfigurationError, Refused
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg.delta_source import plan_log
 from anabranch.iceberg.other_tables import open_parquet
 from anabranch.lifecycle.importing import run
@@ -127,7 +126,7 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
     write_deltalake(source(lake), rows, partition_by=["n", *values])
     file = next((tmp_path / "source").rglob("*.parquet"))
     assert pq.read_schema(file).names == ["id", "timestamp"]
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    stream = new_stream(schema=ddl)
     job = replace(job_of(tmp_path), stream=stream)
     done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), OLDEST))
     assert (done.good, done.plan.files) == (3, 3)

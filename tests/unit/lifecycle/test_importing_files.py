@@ -18,7 +18,6 @@ from lakes import new_stream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.common.errors import Refused
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import other_tables
 from anabranch.iceberg.files import Stored
 from anabranch.iceberg.other_tables import Part
@@ -28,7 +27,7 @@ DDL = (
     "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(9,2), day DATE, at TIMESTAMP, "
     "days ARRAY<DATE>, part STRUCT<text: STRING, day: DATE>"
 )
-STREAM = new_stream(schema=DDL, columns=parse_columns(DDL))
+STREAM = new_stream(schema=DDL)
 NAMES = [column.name for column in STREAM.columns]
 AT = datetime(2026, 11, 21, 1, 0, 0, 250_000, tzinfo=UTC)
 ROW = {
@@ -136,7 +135,7 @@ def test_lines_have_topics_and_places(tmp_path: Path, name: str, content: bytes)
 
 
 FLAT = "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(9,2), day DATE, at TIMESTAMP"
-FLAT_STREAM = new_stream(schema=FLAT, columns=parse_columns(FLAT))
+FLAT_STREAM = new_stream(schema=FLAT)
 
 
 def test_csv_is_read_by_its_header(tmp_path: Path) -> None:

@@ -2,20 +2,15 @@
 finds them apart."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lakes import new_lake, new_stream
-from pyiceberg.table import Table
+from lakes import new_lake, new_stream, table_of
 
 from anabranch.common.errors import Terminal
-from anabranch.config import Stream
-from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.iceberg.table_schemas import rows_columns, rows_schema
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.protocol import apply
 from anabranch.protocol.apply import ROLLED_BACK, require_columns
 
@@ -25,21 +20,11 @@ NESTED = (
 )
 
 
-def stream_of(ddl: str) -> Stream:
-    return new_stream(schema=ddl, columns=parse_columns(ddl))
-
-
-def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
-    lake: Any = new_lake(folder).lake
-    admin.create(lake, "games.other", rows_schema(stream_of(ddl)), (), {})
-    return lake, lake.load("games.other")
-
-
 @pytest.mark.parametrize("ddl", ["id STRING NOT NULL, n INT", NESTED])
 def test_a_table_of_apply_belongs_to_the_stream(tmp_path: Path, ddl: str) -> None:
     lake, table = table_of(tmp_path, ddl)
-    require_columns(table, stream_of(ddl))
-    assert evolve(lake, "games.other", rows_columns(stream_of(ddl))) == []
+    require_columns(table, new_stream(schema=ddl))
+    assert evolve(lake, "games.other", rows_columns(new_stream(schema=ddl))) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +46,7 @@ def test_a_job_of_other_columns_names_the_command(tmp_path: Path, ddl: str, mess
         Terminal,
         match="run `anabranch apply events`, then restart the jobs that were started before it",
     ) as error:
-        require_columns(table, stream_of(ddl))
+        require_columns(table, new_stream(schema=ddl))
     assert message in str(error.value)
 
 
@@ -69,7 +54,7 @@ def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) 
     _, table = table_of(tmp_path, NESTED)
     found = r"expected column id string, found string NOT NULL; .* put NOT NULL back"
     with pytest.raises(Terminal, match=found):
-        require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))
+        require_columns(table, new_stream(schema=NESTED.replace("id STRING NOT NULL", "id STRING")))
 
 
 def test_two_applies_forget_a_dropped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Decisions on Kafka's answers, and on a table that moved on since the questions were asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,9 +17,8 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
-from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
-from anabranch.offsets.position import Offsets, Position, Stamped, Topic
+from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import sealing, state
 from anabranch.protocol.dead_letters import waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
@@ -41,62 +40,40 @@ H0, H1 = "2026-11-21T00", "2026-11-21T01"
 NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)
 
 
-class Kafka:
-    """Answers as a broker would whose topic has these partitions, without a record after the
-    hour."""
-
-    def __init__(self, ends: dict[int, int], topic_id: str = "t") -> None:
-        self._ends, self._topic_id = ends, topic_id
-
-    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        return Topic(topic, self._topic_id, tuple(self._ends))
-
-    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return self._ends
-
-    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        return dict.fromkeys(self._ends)
-
-    def first_later(
-        self, topic: Topic, records: Mapping[int, Stamped]
-    ) -> dict[int, Stamped | None]:
-        return {}
-
-    def stamps_from(
-        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
-    ) -> dict[int, Window]:
-        return dict.fromkeys(starts, ())
+def kafka(*counts: int, topic_id: str = "t") -> Broker:
+    """A topic with so many records in its partitions, none after the hour."""
+    return Broker(topic_id, {p: [0] * count for p, count in enumerate(counts)})
 
 
 def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State:
     return new_state(timeline or Timeline(H0, H0, dict.fromkeys(offsets, 0)), offsets)
 
 
-def asked(state: State, kafka: Kafka) -> KafkaOffsets:
-    return ask(kafka, "events", state, NOW, timedelta(0))
+def asked(state: State, kafka: Broker) -> KafkaOffsets:
+    return ask(kafka.adapter, "events", state, NOW, timedelta(0))
 
 
 def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
     """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost
     the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
-    old = asked(before, Kafka({0: 2}))
+    old = asked(before, kafka(2))
     assert resolve_state(after, old) is None
-    decided = resolve_state(after, asked(after, Kafka({0: 2, 1: 1})))
+    decided = resolve_state(after, asked(after, kafka(2, 1)))
     assert decided is not None
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
 
 
 def test_a_topic_that_was_adopted_meanwhile_is_requested_again() -> None:
-    old = asked(state_of({0: 2}), Kafka({0: 2}))
+    old = asked(state_of({0: 2}), kafka(2))
     adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
     assert resolve_state(adopted, old) is None
 
 
-@pytest.mark.parametrize("kafka", [Kafka({0: 2}), Kafka({0: 2, 1: 1}, "other")])
-def test_a_topic_that_lost_a_partition_or_was_recreated_still_stops(kafka: Kafka) -> None:
+@pytest.mark.parametrize("broker", [kafka(2), kafka(2, 1, topic_id="other")])
+def test_a_topic_that_lost_a_partition_or_was_recreated_still_stops(broker: Broker) -> None:
     with pytest.raises(PositionError):
-        asked(state_of({0: 2, 1: 1}), kafka)
+        asked(state_of({0: 2, 1: 1}), broker)
 
 
 def test_hours_that_ended_meanwhile_are_requested_again() -> None:
@@ -276,7 +253,7 @@ def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_pa
 
 def test_nothing_to_seal_is_no_publish() -> None:
     state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
-    decided = resolve_state(state, asked(state, Kafka({0: 2})))
+    decided = resolve_state(state, asked(state, kafka(2)))
     assert decided is not None
     assert plan_sealing(decided, timedelta(0), "id") is None
 

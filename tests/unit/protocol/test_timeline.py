@@ -5,18 +5,18 @@ The central property: the hour under which the speed layer published an offset i
 cut that holds it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from brokers import Broker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
 
 from anabranch.offsets import hours
-from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, end_of, hour_of, shift, start_of
-from anabranch.offsets.position import Offsets, Position, Stamped, Topic, advance, classify, trim
+from anabranch.offsets.position import Offsets, Position, advance, classify, trim
 from anabranch.offsets.position import RangeRelation as S
 from anabranch.protocol import sealing
 from anabranch.protocol.sealing import KafkaOffsets, ResolvedState, Seen
@@ -34,7 +34,7 @@ def millis(when: datetime) -> int:
 
 
 @dataclass
-class World:
+class World(Broker):
     """A log, a clock and a table; publishes are atomic, as the heads that a commit requires make
     them."""
 
@@ -55,41 +55,11 @@ class World:
     cuts: dict[str, Cut] = field(default_factory=dict)
     used: dict[tuple[str, int], int] = field(default_factory=dict)
     base: Offsets = field(default_factory=dict)
-    id: str = "t"
 
     # Kafka
 
-    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        return Topic(topic, self.id, tuple(self.log))
-
-    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        records: dict[int, Stamped | None] = {}
-        for p, stamps in self.log.items():
-            decided = enumerate(stamps[: self.stable(p)])
-            records[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
-        return records
-
-    def first_later(
-        self, topic: Topic, records: Mapping[int, Stamped]
-    ) -> dict[int, Stamped | None]:
-        later: dict[int, Stamped | None] = {}
-        for p, record in records.items():
-            decided = enumerate(self.log[p][: self.stable(p)])
-            later[p] = next((Stamped(o, ts) for o, ts in decided if ts > record.timestamp_ms), None)
-        return later
-
-    def stamps_from(
-        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
-    ) -> dict[int, Window]:
-        return {
-            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[
-                :count
-            ]
-            for p, start in starts.items()
-        }
-
-    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return {p: self.stable(p) for p in self.log}
+    def decided(self, partition: int) -> list[int]:
+        return self.log[partition][: self.stable(partition)]
 
     def stable(self, partition: int) -> int:
         return min(len(self.log[partition]), self.held_at.get(partition, len(self.log[partition])))
@@ -101,7 +71,7 @@ class World:
 
     def ask(self, grace: timedelta, needed: Offsets | None = None) -> KafkaOffsets:
         return sealing.ask(
-            self, "events", self.state, self.now, grace, needed, self.seen, self.at_once
+            self.adapter, "events", self.state, self.now, grace, needed, self.seen, self.at_once
         )
 
     def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> ResolvedState:
@@ -419,7 +389,7 @@ AT_ONCE = st.sampled_from([None, None, 1, 2])
 
 
 def play(steps: list[Step], grace: timedelta = timedelta(0), at_once: int | None = None) -> World:
-    world = World(grace, at_once)
+    world = World(grace=grace, at_once=at_once)
     for step in steps:
         step.do(world)
         world.check()
@@ -509,7 +479,7 @@ BATCH_ONLY = st.one_of(
 @settings(max_examples=100)
 @given(st.lists(BATCH_ONLY, min_size=5, max_size=40), GRACES)
 def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: timedelta) -> None:
-    world = World(grace)
+    world = World(grace=grace)
     for step in steps:
         step.do(world)
         world.check()

@@ -15,7 +15,6 @@ from anabranch.cli.render.hours import event_time_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, shift, start_of
@@ -226,7 +225,7 @@ DAY = "2026-11-20"
 def bounded(**bounds: Any) -> Any:
     ddl = "id STRING NOT NULL, at TIMESTAMP NOT NULL"
     event_time = EventTime(column="at", **bounds)
-    return new_stream(schema=ddl, columns=parse_columns(ddl), event_time=event_time)
+    return new_stream(schema=ddl, event_time=event_time)
 
 
 def sealed_to(hour: str, waiting: tuple[str, ...] = (), first: str = "2026-11-01T00") -> State:

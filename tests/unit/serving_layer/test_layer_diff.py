@@ -16,7 +16,6 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.schema_evolution import evolve
@@ -37,7 +36,7 @@ class Layers:
 
     def __init__(self, folder: Path, ddl: str) -> None:
         self._lake = new_lake(folder).lake
-        schema = rows_schema(new_stream(schema=ddl, columns=parse_columns(ddl)))
+        schema = rows_schema(new_stream(schema=ddl))
         admin.create(self._lake, NAME, schema, (), {})
 
     @property
@@ -45,7 +44,7 @@ class Layers:
         return self._lake.load(NAME)
 
     def evolve(self, ddl: str) -> None:
-        evolve(self._lake, NAME, rows_columns(new_stream(schema=ddl, columns=parse_columns(ddl))))
+        evolve(self._lake, NAME, rows_columns(new_stream(schema=ddl)))
 
     def write(self, rows: Sequence[tuple[Place, Values]]) -> list[DataFile]:
         """Append rows; return the new files."""

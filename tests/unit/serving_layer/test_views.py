@@ -41,7 +41,6 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
-from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
 from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.commits import Change
@@ -88,7 +87,7 @@ PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}}
 
 def with_views(**views: Any) -> Stream:
     bounds = EventTime(column="at", past=PAST, future=FUTURE)
-    return new_stream(schema=DDL, columns=parse_columns(DDL), event_time=bounds, views=views)
+    return new_stream(schema=DDL, event_time=bounds, views=views)
 
 
 def new_lake(folder: Path, stream: Stream) -> StreamLake:
@@ -506,7 +505,7 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
     other = new_lake(
         tmp_path / "wide",
-        new_stream(schema=wide, columns=parse_columns(wide), event_time=bounds, views=views),
+        new_stream(schema=wide, event_time=bounds, views=views),
     )
     last = Story(other, random.Random(1))
     values = {

@@ -25,7 +25,6 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Terminal, Transient
-from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.manifests import files_of
@@ -228,7 +227,7 @@ def value(i: int) -> dict[str, Any]:
 
 
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
-    stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
+    stream = new_stream(schema=ALL_TYPES, table="games.all_types")
     name, schema = stream.table, table_schemas.rows_schema(stream)
     admin.create(lake.lake, name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
     files: list[DataFile] = []
@@ -287,7 +286,7 @@ def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
 
 def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLake) -> None:
     before = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2)]
-    stream = new_stream(columns=parse_columns("id STRING NOT NULL, n BIGINT, more STRING"))
+    stream = new_stream(schema="id STRING NOT NULL, n BIGINT, more STRING")
     evolve(lake.lake, lake.name, table_schemas.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()

@@ -36,7 +36,7 @@ def version(*fields: tuple[str, Any], **more: Any) -> SubjectVersion:
 
 
 def table(ddl: str) -> Schema:
-    return rows_schema(new_stream(schema=ddl, columns=parse_columns(ddl)))
+    return rows_schema(new_stream(schema=ddl))
 
 
 def planned(of: Stream, subject: SubjectVersion, have: str | None = None) -> str:
