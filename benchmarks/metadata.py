@@ -29,7 +29,6 @@ from scale import Cost, ScaledStream, measured, median_of
 
 from anabranch.common.output import print_table
 from anabranch.config import EventTime, Stream
-from anabranch.config.columns import parse_columns
 from anabranch.config.views import WINDOW_START
 from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Change, Commit

@@ -19,3 +19,10 @@ def write_environment(conf: Path, lake: Path | None = None, **sections: object) 
     }
     (conf / "streams").mkdir(parents=True, exist_ok=True)
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment | sections))
+
+
+def write_stream(conf: Path, name: str, /, **values: object) -> None:
+    """Write a stream's file in which `values` are other keys; None leaves one out."""
+    keys = {"topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id"}
+    kept = {key: value for key, value in (keys | values).items() if value is not None}
+    (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(kept))

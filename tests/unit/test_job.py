@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conf_folders import write_environment
+import yaml
+from conf_folders import write_environment, write_stream
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import UNREADABLE, load_families, loaded, select_streams
@@ -17,17 +18,10 @@ from anabranch.job import Job, StreamFolder
 def conf(tmp_path: Path) -> Path:
     write_environment(tmp_path)
     (tmp_path / "defaults.yaml").write_text("group: small")
-    write(tmp_path, "a", group="small")
-    write(tmp_path, "b")
-    write(tmp_path, "c", group="large")
+    write_stream(tmp_path, "a", group="small")
+    write_stream(tmp_path, "b")
+    write_stream(tmp_path, "c", group="large")
     return tmp_path
-
-
-def write(conf: Path, name: str, **more: object) -> None:
-    file = {
-        "topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id",
-    } | more  # fmt: skip
-    (conf / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
 
 def kinds(found: Mapping[str, Job | AnabranchError]) -> dict[str, str]:
@@ -40,7 +34,7 @@ def test_a_groups_file_that_is_no_yaml_for_a_moment_is_an_error(conf: Path) -> N
     for name in ("a", "c"):
         (conf / "streams" / f"{name}.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "job"}
-    write(conf, "a", group="large")
+    write_stream(conf, "a", group="large")
     assert kinds(folder.jobs()) == {"b": "job"}
 
 
@@ -48,8 +42,8 @@ def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(con
     """The hazard: a hundred streams held more connections than PostgreSQL accepts by default."""
     folder = StreamFolder(str(conf))
     before = [*folder.jobs().values()]
-    write(conf, "a", group="small", format="json")
-    write(conf, "d")
+    write_stream(conf, "a", group="small", format="json")
+    write_stream(conf, "d")
     after = [*folder.jobs().values()]
     jobs = [job for job in (*before, *after) if isinstance(job, Job)]
     assert len(jobs) >= 6
@@ -79,7 +73,7 @@ def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -
     folder = StreamFolder(str(conf))
     folder.jobs()
     assert folder.groups == {"a": "small", "b": "small", "c": "large"}
-    write(conf, "a", key="missing")
+    write_stream(conf, "a", key="missing")
     (conf / "streams" / "c.yaml").write_text("group: [")
     (conf / "streams" / "new.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "job", "c": "error", "new": "error"}
@@ -97,7 +91,7 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
 
 
 def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(conf: Path) -> None:
-    write(conf, "d", group="large", table="games.C_hours")
+    write_stream(conf, "d", group="large", table="games.C_hours")
     folder = StreamFolder(str(conf))
     assert kinds(folder.jobs()) == {"a": "job", "b": "job", "c": "job", "d": "error"}
     found = folder.jobs()
@@ -105,7 +99,7 @@ def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(c
     assert f"{conf}/streams/c.yaml names too" in str(found["d"])
     assert folder.jobs()["c"] is found["c"]
     # One that is added later takes no table from a stream that runs.
-    write(conf, "a_first", table="games.b")
+    write_stream(conf, "a_first", table="games.b")
     assert kinds(folder.jobs()) == {
         "a": "job", "a_first": "error", "b": "job", "c": "job", "d": "error",
     }  # fmt: skip
@@ -136,7 +130,7 @@ def test_a_wrong_file_ends_no_process_of_other_streams(
 ) -> None:
     good = (conf / "streams" / "b.yaml").read_text()
     keys = {wrong.partition(":")[0]}
-    lines = [f"{k}: {json.dumps(v)}" for k, v in json.loads(good).items() if k not in keys]
+    lines = [f"{k}: {json.dumps(v)}" for k, v in yaml.safe_load(good).items() if k not in keys]
     (conf / "streams" / "b.yaml").write_text("\n".join([wrong, *lines]))
     assert kinds(StreamFolder(str(conf)).jobs()) == {"a": "job", "b": "error", "c": "job"}
     assert "stream b: file ignored: " in caplog.text

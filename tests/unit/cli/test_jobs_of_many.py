@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 
 from anabranch.cli import main
 from anabranch.common.errors import (
@@ -31,9 +30,7 @@ def conf(tmp_path: Path) -> Path:
     folder = tmp_path / "conf"
     write_environment(folder, tmp_path, spark={"master": "local[2]"})
     for name, group in (("a", "small"), ("b", "small"), ("c", None)):
-        stream = {"topic": name, "table": f"t.{name}", "schema": "id STRING NOT NULL", "key": "id"}
-        stream |= {"group": group} if group else {}
-        (folder / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+        write_stream(folder, name, group=group)
     return folder
 
 

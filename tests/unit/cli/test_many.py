@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from conf_folders import write_environment, write_stream
 from lakes import DDL, StreamLake, new_lake
 
 from anabranch.cli import main, many
@@ -34,22 +35,13 @@ def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four streams with tables, of which each has accepted one hour more than the one before; Kafka
     hangs."""
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
-    (tmp_path / "streams").mkdir()
+    write_environment(tmp_path, kafka={"bootstrap_servers": silent})
     for i, name in enumerate(NAMES):
         timeline = Timeline(HOURS[0], "2026-11-21T03", {0: 3}, sealed=CUTS)
         lake = new_lake(tmp_path, timeline=timeline, name=name)
         for hour in HOURS[:i]:
             _accept(lake, hour)
-        _write(
-            tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL,
-            key="id",
-        )  # fmt: skip
-    lake_of = {
-        "name": "lake",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
-    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=lake_of)
+        write_stream(tmp_path, name, schema=DDL)
     return tmp_path
 
 
@@ -126,17 +118,13 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
     tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
-    (tmp_path / "streams").mkdir()
-    names = [f"t{i:02}" for i in range(50)]
-    for name in names:
-        _write(
-            tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL,
-            key="id",
-        )  # fmt: skip
     hangs = {
         "name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere",
     }  # fmt: skip
-    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=hangs)
+    write_environment(tmp_path, kafka={"bootstrap_servers": silent}, catalog=hangs)
+    names = [f"t{i:02}" for i in range(50)]
+    for name in names:
+        write_stream(tmp_path, name, schema=DDL)
     for command in (["maintain", "--all"], ["audit"]):
         done, seconds = _run(tmp_path, *command, "--output", "json")
         assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (75, names)
@@ -195,7 +183,7 @@ def test_a_group_is_complete_with_its_last(conf: Path) -> None:
     done, _ = _run(conf, "complete")
     assert done.exit_code == 1 and "complete through: none" in done.stdout
     # A file that is wrong: the hour is not known, and the file is named.
-    _write(conf / "streams" / "s9.yaml", topic="s9", table="games.s9", schema=DDL, key="nothing")
+    write_stream(conf, "s9", schema=DDL, key="nothing")
     done, _ = _run(conf, "complete", "s2", "s3", "s9")
     assert done.exit_code == 2 and "complete through: not known" in done.stdout
     assert "s9.yaml: key" in done.stderr

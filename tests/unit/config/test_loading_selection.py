@@ -5,29 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from conf_folders import write_environment, write_stream
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import broken, loaded, select_streams
 
-ENVIRONMENT: dict[str, Any] = {
-    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-    "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
-}
-
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(ENVIRONMENT))
+    write_environment(tmp_path)
     for name, group in (("a", "small"), ("b", None), ("c", "small"), ("d", "large")):
-        write(tmp_path, name, **({"group": group} if group else {}))
+        write_stream(tmp_path, name, group=group)
     return tmp_path
-
-
-def write(conf: Path, name: str, **values: Any) -> None:
-    stream = {"topic": name, "table": f"raw.{name}", "key": "id", "schema": "id STRING NOT NULL"}
-    (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream | values))
 
 
 def test_names_keep_their_order_and_count_once(conf: Path) -> None:
@@ -80,7 +69,7 @@ def test_a_folder_without_streams_is_refused(conf: Path) -> None:
 
 @pytest.mark.parametrize("ways", [{"names": ["a", "c"]}, {"group": "small"}, {"every": True}])
 def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, Any]) -> None:
-    write(conf, "a", group="small", keyy="id")
+    write_stream(conf, "a", group="small", keyy="id")
     selected = select_streams(conf, **ways)
     assert "c" in [stream.name for stream in loaded(selected)]
     assert "unknown key 'keyy'" in str(broken(selected)["a"])
@@ -89,7 +78,7 @@ def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, 
 
 def test_a_wrong_file_elsewhere_is_left_out(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
-    write(conf, "d", group="large", topic="${NOT_THERE}")
+    write_stream(conf, "d", group="large", topic="${NOT_THERE}")
     assert list(select_streams(conf, group="small")) == ["a", "c"]
 
 
@@ -103,14 +92,16 @@ def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path, text: s
 
 
 def test_the_second_of_two_files_with_one_table_is_an_error(conf: Path) -> None:
-    write(conf, "c", table="RAW.a", group="small")
+    write_stream(conf, "c", table="GAMES.a", group="small")
     (conf / "streams" / "b.yaml").write_text("table: [")
     for selected in (select_streams(conf, every=True), select_streams(conf, group="small")):
         assert [stream.name for stream in loaded(selected)][:1] == ["a"]
         message = str(broken(selected)["c"])
-        assert f"{conf}/streams/c.yaml: table: expected a table of its own, found RAW.a" in message
+        assert (
+            f"{conf}/streams/c.yaml: table: expected a table of its own, found GAMES.a" in message
+        )
         assert f"which {conf}/streams/a.yaml names too" in message
-    write(conf, "c", table="raw.other")
+    write_stream(conf, "c", table="games.other")
     assert list(broken(select_streams(conf, every=True))) == ["b"]
 
 
@@ -120,30 +111,30 @@ _VIEW = {"window": "1 hour", "aggregates": {"n": "count"}}
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [
-        ({}, {"table": "raw.a_hours"}, "raw.a_hours"),
-        ({"table": "raw.a_dead_letters"}, {"table": "raw.a"}, "raw.a_dead_letters"),
+        ({}, {"table": "games.a_hours"}, "games.a_hours"),
+        ({"table": "games.a_dead_letters"}, {"table": "games.a"}, "games.a_dead_letters"),
         (
             {"egress": [{"name": "e", "root": "file:///e"}]},
-            {"table": "raw.A_Egress"},
-            "raw.A_Egress",
+            {"table": "games.A_Egress"},
+            "games.A_Egress",
         ),
         (
             {"views": {"b_c": _VIEW}},
-            {"table": "raw.a_b", "views": {"c": _VIEW}},
-            "raw.a_b_c_partials",
+            {"table": "games.a_b", "views": {"c": _VIEW}},
+            "games.a_b_c_partials",
         ),
-        ({"views": {"b": _VIEW}}, {"table": "raw.a_b"}, "raw.a_b"),
-        ({"archive": {"raw": "1 day"}}, {"table": "raw.a_archive"}, "raw.a_archive"),
-        ({}, {"table": "raw.a_archive"}, None),
-        ({}, {"table": "raw.a_egress"}, None),
+        ({"views": {"b": _VIEW}}, {"table": "games.a_b"}, "games.a_b"),
+        ({"archive": {"raw": "1 day"}}, {"table": "games.a_archive"}, "games.a_archive"),
+        ({}, {"table": "games.a_archive"}, None),
+        ({}, {"table": "games.a_egress"}, None),
     ],
 )
 def test_the_tables_beside_a_streams_own_are_not_shared_either(
     conf: Path, first: dict[str, Any], second: dict[str, Any], found: str | None
 ) -> None:
     timed = {"schema": "id STRING NOT NULL, at TIMESTAMP", "event_time": {"column": "at"}}
-    write(conf, "a", **timed | first)
-    write(conf, "b", **timed | second)
+    write_stream(conf, "a", **timed | first)
+    write_stream(conf, "b", **timed | second)
     shared = broken(select_streams(conf, every=True))
     assert list(shared) == (["b"] if found is not None else [])
     assert found is None or f"found {found}," in str(shared["b"])

@@ -1,17 +1,17 @@
 """Metrics: what Prometheus' own parser reads of them."""
 
-import json
 import math
 import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from pages import browser, folder_of, named, new_page
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -258,11 +258,7 @@ def test_a_reading_loads_the_state_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_stream_files_are_taken_up(tmp_path: Path) -> None:
     write_environment(tmp_path)
 
-    def write(name: str, **changes: object) -> None:
-        file = {
-            "topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id",
-        } | changes  # fmt: skip
-        (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
+    write = partial(write_stream, tmp_path)
 
     def values() -> dict[tuple[str, ...], float]:
         made.follow()

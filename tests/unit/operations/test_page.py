@@ -1,6 +1,5 @@
 """The status page: it says what the views say, as of when it says, to those who may read it."""
 
-import json
 import shlex
 import signal
 import socket
@@ -20,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 import time_machine
 from click.testing import CliRunner
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from lakes import StreamLake
 from pages import browser, five_years, folder_of, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
@@ -715,11 +714,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     """Kafka is down and the table does not exist: the page shows both, and answers."""
     conf = tmp_path / "conf"
     write_environment(conf, tmp_path)
-    stream = {
-        "topic": "events", "table": "games.events", "format": "json",
-        "schema": "id STRING NOT NULL", "key": "id",
-    }  # fmt: skip
-    (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
+    write_stream(conf, "events")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = CliRunner().invoke(main, ["page", "--conf", str(conf), "--port", str(port)])
@@ -741,15 +736,13 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         sys.executable, "-m", "anabranch.cli", "page", "--conf", str(conf), "--port", str(port),
     ]  # fmt: skip
     with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
-        (conf / "streams" / "clicks.yaml").write_text(
-            json.dumps(stream | {"table": "games.clicks"})
-        )
+        write_stream(conf, "clicks")
         wait_for(
             lambda: "table games.clicks: expected it to exist" in text("streams/clicks"),
             "the new file's stream",
             120,
         )
-        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
+        write_stream(conf, "clicks", table="games.taps")
         wait_for(
             lambda: "table games.taps: expected it to exist" in text("streams/clicks"),
             "the changed file's table",

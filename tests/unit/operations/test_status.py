@@ -11,7 +11,7 @@ import pytest
 import time_machine
 import yaml
 from click.testing import CliRunner, Result
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from lakes import StreamLake, new_environment, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
 from proofs import NOW as START
@@ -150,11 +150,7 @@ def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.Monk
 def conf(tmp_path: Path) -> Path:
     write_environment(tmp_path)
     for name, group in (("a", "small"), ("b", "small"), ("c", "large")):
-        stream = {
-            "topic": f"t-{name}", "table": f"raw.{name}", "key": "id", "schema": "id STRING",
-            "group": group,
-        }  # fmt: skip
-        (tmp_path / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+        write_stream(tmp_path, name, topic=f"t-{name}", table=f"raw.{name}", group=group)
     return tmp_path
 
 

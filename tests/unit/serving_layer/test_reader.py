@@ -14,10 +14,9 @@ import duckdb
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from lakes import DDL, StreamLake, decide, new_lake
 from proofs import (
     BEFORE,
@@ -68,8 +67,7 @@ def one(tmp_path: Path) -> StreamLake:
 def configure(made: StreamLake, ddl: str = DDL) -> None:
     """Write the configuration that the lake is of."""
     write_environment(made.folder)
-    stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": ddl}
-    (made.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
+    write_stream(made.folder, "events", table=made.name, schema=ddl)
 
 
 def ask(one: StreamLake, *arguments: str) -> Result:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from budget import budget
 from click.testing import CliRunner
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import run_armed
@@ -663,15 +662,9 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
 def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     write_environment(tmp_path)
-    stream = {
-        "topic": "events",
-        "table": one.name,
-        "key": "id",
-        "schema": DDL,
-        "views": {"per_minute": PER_MINUTE},
-        "event_time": {"column": "at", "past": "2 hours", "future": "30 minutes"},
-    }
-    (tmp_path / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
+    bounds = {"column": "at", "past": "2 hours", "future": "30 minutes"}
+    views = {"per_minute": PER_MINUTE}
+    write_stream(tmp_path, "events", schema=DDL, views=views, event_time=bounds)
 
     def ask(*arguments: str) -> str:
         done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])

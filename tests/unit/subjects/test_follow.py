@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import yaml
 from answering_registry import Answering, answering_registry
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from lakes import StreamLake, new_lake, new_stream
 from waiting import wait_for
 
@@ -213,13 +212,8 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     monkeypatch.setattr("anabranch.job.TABLES_POLL_S", 0.0)
     answer(registry, 1, ID, N)
-    (lake.folder / "streams").mkdir()
-    stream = {
-        "topic": "events", "table": "games.events", "format": "avro", "schema": "registry",
-        "key": "id",
-    }  # fmt: skip
-    (lake.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     write_environment(lake.folder, registry={"url": registry.url})
+    write_stream(lake.folder, "events", format="avro", schema="registry")
     return lake.folder
 
 
