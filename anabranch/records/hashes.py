@@ -176,8 +176,11 @@ def hash_files(
             AND NOT {_is_at("left_out", left_out)}
         """,
         # PyArrow skips the parts of a file that have other offsets.
+        # Without content, the bytes of dead letters would take memory for nothing.
         rows=reader.read(
-            files, condition=(at >= offsets[0]) & (at < offsets[1] + (1 << _BLOCK_BITS))
+            files,
+            None if content else _AT.split(", "),
+            (at >= offsets[0]) & (at < offsets[1] + (1 << _BLOCK_BITS)),
         ),
         blocks=blocks,
         left_out=left_out,

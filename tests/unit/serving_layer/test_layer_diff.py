@@ -113,6 +113,24 @@ def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path
     assert layers.compare([], []).diff == layers.compare(batch, batch).diff
 
 
+def test_of_dead_letters_only_the_places_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: the bytes of an hour of dead letters, which do not fit into memory."""
+    layers = Layers(tmp_path, "id STRING NOT NULL")
+    batch, letters = layers.write([((0, 1), {})]), layers.write([((0, 1), {})])
+    paths, asked, read = [file.file_path for file in letters], list[Any](), RowReader.read
+
+    def noted(self: RowReader, files: Sequence[DataFile], *given: Any, **named: Any) -> Any:
+        rows = read(self, files, *given, **named)
+        asked.extend(rows.schema.names for file in files if file.file_path in paths)
+        return rows
+
+    monkeypatch.setattr(RowReader, "read", noted)
+    assert layers.compare([], batch, letters=letters).diff.missing_dead == 1
+    assert asked == [PLACE.names]
+
+
 @pytest.mark.parametrize("at_once", [4_096, 1])
 def test_every_kind_is_counted_wherever_among_the_offsets_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
