@@ -301,14 +301,10 @@ def proxied_postgres(postgres: Postgres, toxiproxy: object) -> Iterator[Proxy]:
     toxiproxy.remove(proxy)  # type: ignore[attr-defined]
 
 
-def _on_postgres(behind: Behind, proxy: Proxy, by_spark: bool = False) -> World:
+def _on_postgres(behind: Behind, proxy: Proxy) -> World:
     uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxy.port}/catalog"
     one = behind(catalog=uri, **_small())
     one.create()
-    if by_spark:
-        # A property that only Iceberg's own writer knows: Spark stages the rows, by a commit.
-        with one.state.table.transaction() as change:
-            change.set_properties({"write.parquet.compression-level": "3"})
     return one
 
 
@@ -375,7 +371,8 @@ def test_postgres_that_accepts_and_does_not_answer(
 def test_postgres_stage_that_lands_and_whose_answer_is_lost(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres, by_spark=True)
+    one = _on_postgres(behind, proxied_postgres)
+    one.leave_writing_to_spark()
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
@@ -391,7 +388,8 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
 def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres, by_spark=True)
+    one = _on_postgres(behind, proxied_postgres)
+    one.leave_writing_to_spark()
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):

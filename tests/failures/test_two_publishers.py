@@ -99,11 +99,9 @@ def test_a_publisher_paused_stages_again(world: Make, monkeypatch: pytest.Monkey
     from anabranch.iceberg import expiry
     from anabranch.protocol import publish
 
-    # A type that Spark alone reads, so that the rows are staged by a snapshot.
-    one = world(
-        schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"
-    )
+    one = world()
     one.create()
+    one.leave_writing_to_spark()
     one.send_now(50, "before")
     real = expiry.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:

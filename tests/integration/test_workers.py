@@ -43,7 +43,6 @@ from anabranch.operations.reports import status as views
 from anabranch.records import staged
 from anabranch.spark.session import explain_spark
 from anabranch.spark.workers import SETTINGS
-from speed_layer import micro_batch
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -260,7 +259,7 @@ def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
 
 
 def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_together(
-    world: Make, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    world: Make, workers: Workers
 ) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
     one.topic(1)
@@ -271,11 +270,9 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     one.send([(0, now, event(f"worker-{i}", now, **values[i % 3])) for i in range(9)])
     one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9}, 9)
-    with monkeypatch.context() as elsewhere:
-        # As for a table with properties that only Spark's writer supports.
-        elsewhere.setattr(micro_batch, "task_spec", lambda *_: None)
-        one.send([(0, now, event(f"spark-{i}", now, **values[i % 3])) for i in range(9)])
-        one.speed()
+    one.leave_writing_to_spark()
+    one.send([(0, now, event(f"spark-{i}", now, **values[i % 3])) for i in range(9)])
+    one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9, BY_SPARK: 9}, 9)
 
     kinds = set()

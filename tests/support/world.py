@@ -134,6 +134,12 @@ class World:
         self.topic()
         self.apply()
 
+    def leave_writing_to_spark(self) -> None:
+        """Give the table a property that only Iceberg's own writer knows: the speed layer's rows
+        are staged by Spark, in a snapshot."""
+        with self.state.table.transaction() as change:
+            change.set_properties({"write.parquet.compression-level": "3"})
+
     def serve(self, values: list[tuple[int, datetime, bytes | None]], **how: Any) -> None:
         """Send to the new stream, whose first hour is that of the first record; the speed layer
         publishes."""
