@@ -30,7 +30,6 @@ from anabranch.cli import main
 from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import ParquetPart
 from anabranch.iceberg.parquet_writer import FileWriter, Output
@@ -66,7 +65,6 @@ from anabranch.protocol import ledger
 from anabranch.protocol.acts import serve_hour
 from anabranch.protocol.imported import first_offset, require_of_kafka
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
 from serving_layer.changes import Token, poll
@@ -116,10 +114,12 @@ def job_of(folder: Path) -> Job:
 
 
 def import_in(folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> run.Imported:
-    job = job_of(folder)
-    return run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{folder}/source", *hours)
-    )
+    return imported(job_of(folder), f"{folder}/source", *hours)
+
+
+def imported(job: Job, source: str, first: str = OLDEST, last: str | None = None) -> run.Imported:
+    request = run.ImportRequest(source, first, last)
+    return run.run(job, Publisher(job.lake, job.stream), request)
 
 
 def refuse(found: str, folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> None:
@@ -336,9 +336,7 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
         batch={"lookback_hours": 1},
     )
     job = replace(job_of(tmp_path), stream=stream)
-    done = run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
-    )
+    done = imported(job, f"{tmp_path}/source")
     assert (done.good, ids(lake, "main").get(LAST)) == (2, None)
     times = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().to_pylist()
     assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {
@@ -368,9 +366,7 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
     lake.ledger.record([ledger.decision(FIRST, "refused", 1, None, NOW, account=account)])
     job = job_of(tmp_path)
     job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
-    done = run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
-    )
+    done = imported(job, f"{tmp_path}/source")
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
     assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
     assert done.plan.notes[-2] == (
@@ -385,9 +381,7 @@ def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path)
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
     job = replace(job_of(tmp_path), stream=lake.stream)
-    done = run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", LAST)
-    )
+    done = imported(job, f"{tmp_path}/source", LAST)
     assert (done.good, done.duplicate) == (2, 2)
 
 
@@ -425,20 +419,17 @@ def test_a_record_is_found_in_any_hour_of_kafka(tmp_path: Path) -> None:
     assert ids(lake, "main").get(LAST) is None
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path, own: bool) -> None:
-    name = "timestamp" if own else "at"
-    ddl = f"{DDL}, {name} TIMESTAMP"
+def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path) -> None:
+    """Even if it has the name of Kafka's."""
+    ddl = f"{DDL}, timestamp TIMESTAMP"
     lake = new_lake(tmp_path, ddl=ddl)
     staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 1)])
     lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
     path = tmp_path / "source/a.parquet"
     write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
-    pq.write_table(pq.read_table(path).rename_columns(["id", "n", name]), path)
-    stream = new_stream(schema=ddl, event_time={"column": name})
+    stream = new_stream(schema=ddl, event_time={"column": "timestamp"})
     job = replace(job_of(tmp_path), stream=stream)
-    request = run.ImportRequest(f"{tmp_path}/source", OLDEST)
-    assert run.run(job, Publisher(job.lake, job.stream), request).good == 1
+    assert imported(job, f"{tmp_path}/source").good == 1
     [row] = lake.table().scan(row_filter="kafka_partition = -1").to_arrow().to_pylist()
     assert row["kafka_timestamp"] is None
 
@@ -539,13 +530,11 @@ def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> 
     with table.update_schema() as update:
         update.rename_column("former", "id")
     job = job_of(lake.folder)
-    done = run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(table.location(), OLDEST)
-    )
+    done = imported(job, table.location())
     assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c"], FIRST: ["0-0", "0-1"]}
     assert done.plan.notes[0].endswith(f"snapshot {table.refresh().current_snapshot().snapshot_id}")
     metadata = table.metadata_location
-    again = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(metadata, OLDEST))
+    again = imported(job, metadata)
     assert again.hours == () and again.plan.known == (OLDEST, shift(OLDEST, 1))
     copy = Path(urlparse(metadata).path)
     copy.with_name(
@@ -892,13 +881,6 @@ def test_types_that_may_become_those_of_the_table() -> None:
     assert [may_become(*pair) for pair in allowed] == [True] * len(allowed)
     assert [may_become(*pair) for pair in refused] == [False] * len(refused)
     assert to_number("1970-01-02T01") == 25
-
-
-def test_the_timeline_of_an_import_is_read_back() -> None:
-    timeline = Timeline(FIRST, FIRST, {0: 0})
-    assert (timeline.imported_through, timeline.first_of_kafka) == ("", FIRST)
-    assert json.loads(timeline.to_json())["adoptions"] == []
-    assert Publish(new_id(), (Change("main"),), timeline).decisions == ()
 
 
 def erasing_job(lake: StreamLake) -> Job:
