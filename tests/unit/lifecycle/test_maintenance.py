@@ -128,6 +128,15 @@ def orphan(lake: StreamLake) -> Staged:
     return staged
 
 
+def waiting_letters(lake: StreamLake) -> Staged:
+    """A dead letter that is staged and named, and not published."""
+    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
+    letters = (waiting_speed(staged, NOW),)
+    changes = (Change("speed"), Change("main"))
+    lake.land(Publish(new_id(), changes, lake.state().timeline, dead_letters=letters))
+    return staged
+
+
 # Orphans
 
 
@@ -181,12 +190,7 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
 ) -> None:
     """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves
     these tables' heads."""
-    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
-    letters = (waiting_speed(staged, NOW),)
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
-    )
-    lake.land(publish)
+    waiting_letters(lake)
     maintain(lake)
     paused: list[int] = []
 
@@ -255,12 +259,7 @@ def test_staged_files_of_a_paused_publisher_are_spared(lake: StreamLake) -> None
 
 
 def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLake) -> None:
-    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
-    letters = (waiting_speed(staged, NOW),)
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
-    )
-    lake.land(publish)
+    staged = waiting_letters(lake)
     lake.lake.discard(lake.stream.dead_letters_table, staged)
     age(files(lake))
     maintain(lake)
@@ -597,12 +596,7 @@ def test_a_run_records_each_failed_step(lake: StreamLake, monkeypatch: pytest.Mo
 
 
 def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) -> None:
-    stage = lake.stage_dead([(H[3], 0, 9)], "speed")
-    waits = (waiting_speed(stage, NOW),)
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits
-    )
-    lake.land(publish)
+    waiting_letters(lake)
     view = read_maintenance(job(lake), lake.state(), NOW)
     assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
