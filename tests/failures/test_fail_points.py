@@ -56,23 +56,23 @@ class Case:
 
 
 LOST = Step.COMMIT_REQUEST_LOST
+COMMIT = [
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_REQUEST_LOST, True),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+]
 SPEED = [
     Case(Step.SPEED_RECOVERED, False),
     Case(Step.SPEED_DECIDED, False),
     Case(Step.SPEED_ROWS_STAGED, False),
     Case(Step.SPEED_STAGED, False),
-    Case(Step.COMMIT_PREPARED, False),
-    Case(Step.COMMIT_REQUEST_LOST, True),
-    Case(Step.COMMIT_ANSWER_LOST, True),
+    *COMMIT,
     Case(Step.COMMIT_DOUBTED, False, after=LOST),
     Case(Step.COMMIT_FENCED, False, after=LOST),
-    Case(Step.COMMIT_LANDED, True),
     Case(Step.SPEED_PUBLISHED, True),
     # The second commit is that of the dead letters.
-    Case(Step.COMMIT_PREPARED, True, 2),
-    Case(Step.COMMIT_REQUEST_LOST, True, 2),
-    Case(Step.COMMIT_ANSWER_LOST, True, 2),
-    Case(Step.COMMIT_LANDED, True, 2),
+    *(Case(case.step, True, 2) for case in COMMIT),
     Case(Step.SPEED_DEAD_LETTERS, True),
     Case(Step.SPEED_OFFSETS_COMMITTED, True),
 ]
@@ -84,19 +84,13 @@ AHEAD = [
 # The rows are published long before; what lands is the roll-up of their files.
 ROLLUP = [
     Case(Step.ROLLUP_WRITTEN, False),
-    Case(Step.COMMIT_PREPARED, False),
-    Case(Step.COMMIT_REQUEST_LOST, True),
-    Case(Step.COMMIT_ANSWER_LOST, True),
-    Case(Step.COMMIT_LANDED, True),
+    *COMMIT,
     Case(Step.ROLLUP_PUBLISHED, True),
 ]
 SKIP = [Case(Step.SPEED_SKIPPED, True)]
 SEAL = [
     Case(Step.SEAL_DECIDED, False),
-    Case(Step.COMMIT_PREPARED, False),
-    Case(Step.COMMIT_REQUEST_LOST, True),
-    Case(Step.COMMIT_ANSWER_LOST, True),
-    Case(Step.COMMIT_LANDED, True),
+    *COMMIT,
     Case(Step.SEAL_PUBLISHED, True),
     Case(Step.LEDGER_PREPARED, True),
     Case(Step.LEDGER_APPENDED, True),
@@ -118,12 +112,9 @@ BATCH = [
     Case(Step.BATCH_CHECKED, False),
     # The hours are sealed beforehand, so the first commit is that of the rows, the second that of
     # the dead letters.
-    Case(Step.COMMIT_PREPARED, False),
-    Case(Step.COMMIT_REQUEST_LOST, True),
-    Case(Step.COMMIT_ANSWER_LOST, True),
+    *COMMIT,
     Case(Step.COMMIT_DOUBTED, False, after=LOST),
     Case(Step.COMMIT_FENCED, False, after=LOST),
-    Case(Step.COMMIT_LANDED, True),
     Case(Step.BATCH_PUBLISHED, True),
     Case(Step.COMMIT_LANDED, True, 2),
     Case(Step.BATCH_DEAD_LETTERS, True),
