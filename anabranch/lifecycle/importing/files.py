@@ -305,7 +305,7 @@ class TextPart(FilePart):
 
     def _lines(self, skip: bool = False) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that are not blank, with their numbers from 1; `skip` the first one."""
-        number, parts, begun = 0, list[bytes](), 0
+        number, parts, begun, quotes, size = 0, list[bytes](), 0, 0, 0
         with open_stream(self.io, self.path) as stored:
             try:
                 for line in self._buffered(stored):
@@ -314,12 +314,15 @@ class TextPart(FilePart):
                         continue
                     begun = begun if parts else number
                     parts.append(line)
+                    quotes, size = quotes + line.count(b'"'), size + len(line)
                     # A quoted field may have line breaks.
-                    if self.form == "csv" and sum(part.count(b'"') for part in parts) % 2:
+                    if self.form == "csv" and quotes % 2:
+                        if size > _BYTES:
+                            break
                         continue
                     if not skip:
                         yield begun, b"".join(parts).rstrip(b"\r\n")
-                    parts, skip = [], False
+                    parts, skip, quotes, size = [], False, 0, 0
             except (OSError, pa.ArrowInvalid) as error:
                 if not self.path.endswith(_COMPRESSED):
                     raise

@@ -21,6 +21,7 @@ from anabranch.common.errors import Refused
 from anabranch.iceberg import other_tables
 from anabranch.iceberg.files import Stored
 from anabranch.iceberg.other_tables import Part
+from anabranch.lifecycle.importing import files
 from anabranch.lifecycle.importing.files import maker, split_form
 
 DDL = (
@@ -160,6 +161,21 @@ def test_csv_is_read_by_its_header(tmp_path: Path) -> None:
         read(path, stream=FLAT_STREAM)
     path.write_text("id,id\na,1\n")
     with pytest.raises(Refused, match=r"a\.csv: line 1: expected a header with a name for each"):
+        read(path, stream=FLAT_STREAM)
+
+
+def test_a_stray_quote_ends_the_import_of_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In linear time, and before the rest of the file is in memory."""
+    path, found = tmp_path / "a.csv", r"a\.csv: line 3: .*found a quote that is not closed"
+    path.write_bytes(b'id,n\na,1\n"b,2\n' + b"c,3\n" * 200_000)
+    with pytest.raises(Refused, match=found):
+        read(path, stream=FLAT_STREAM)
+    path.write_bytes(b'id,n\na,1\n"b' + b"\n" * 1_000 + b'",2\n')
+    assert len(read(path, stream=FLAT_STREAM)) == 2
+    monkeypatch.setattr(files, "_BYTES", 1_000)
+    with pytest.raises(Refused, match=found):
         read(path, stream=FLAT_STREAM)
 
 
