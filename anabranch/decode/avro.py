@@ -389,7 +389,9 @@ def _converter(kind: pa.DataType, node: Node, path: str, notation: Notation) -> 
     elif pa.types.is_list(kind) and node.kind == "array":
         item = _converter(kind.value_type, node.inner, f"{path}[]", notation)
         return lambda found: [within(f"[{i}]", item, one) for i, one in enumerate(found)]
-    elif pa.types.is_map(kind) and node.kind == "map":
+    elif (
+        pa.types.is_map(kind) and node.kind == "map" and kind.key_type in (pa.string(), pa.binary())
+    ):
         item = _converter(kind.item_type, node.inner, f"{path}{{}}", notation)
         return lambda found: {
             text_of(key): within(f".{text_of(key)}", item, one) for key, one in found.items()

@@ -392,7 +392,8 @@ class _Field:
 def _converter(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
-        if pa.types.is_map(kind):
+        # Two integers may be one FLOAT or DOUBLE.
+        if pa.types.is_map(kind) and not pa.types.is_floating(kind.key_type):
             of_key, of_item = (
                 _value(of, inner.fields_by_name[part], f"{path}{{}}")
                 for of, part in ((kind.key_type, "key"), (kind.item_type, "value"))

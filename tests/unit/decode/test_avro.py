@@ -262,6 +262,7 @@ def test_ids_that_are_not_listed_are_reported() -> None:
         ("c BINARY", of("decimal", "bytes", precision=4, scale=0), "found bytes (decimal)"),
         ("c ARRAY<INT>", {"type": "array", "items": "string"}, "c[]: expected a type readable as int"),
         ("c ARRAY<INT>", {"type": "map", "values": "int"}, "c: expected a type readable as array<int>, found map"),
+        ("c MAP<INT, INT>", {"type": "map", "values": "int"}, "c: expected a type readable as map<int,int>, found map"),
         ("c MAP<STRING, DATE>", {"type": "map", "values": "int"}, "c{}: expected a type readable as date"),
         ("c STRUCT<n: INT>", record(("n", "long"), name="In"), "c.n: expected a type readable as int"),
         ("c STRUCT<n: INT>", record(("m", "long"), name="In"), "c: expected a field of n, found none"),

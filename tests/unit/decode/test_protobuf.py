@@ -356,6 +356,7 @@ def test_other_types_of_columns() -> None:
         ("numbers INT", "numbers: expected a type readable as int, found repeated int32"),
         ("numbers ARRAY<STRING>", "numbers[]: expected a type readable as string"),
         ("counts MAP<INT, BIGINT>", "counts{}: expected a type readable as int, found string"),
+        ("by_number MAP<DOUBLE, STRUCT<n: INT>>", "by_number: expected a type readable as map<double,"),
         ("counts ARRAY<BIGINT>", "counts: expected a type readable as array<bigint>, found map of int64"),
         ("inner STRUCT<deeper: STRUCT<b: INT>>", "inner.deeper.b: expected a type readable as int, found bytes"),
         ("wrapped STRING", "wrapped: expected a type readable as string, found int64"),
