@@ -634,8 +634,8 @@ def _why(refusal: str, raw: Raw) -> Unreadable:
 
 def _shown(value: Any) -> str:
     if isinstance(value, (dict, list, msgspec.Struct)):
-        return msgspec.json.encode(value).decode()
-    return bytes(value).decode() if type(value) is Raw else str(value)
+        return msgspec.json.encode(value).decode(errors="replace")
+    return bytes(value).decode(errors="replace") if type(value) is Raw else str(value)
 
 
 def _brackets_and_escapes(value: pa.Array) -> tuple[int, bool]:

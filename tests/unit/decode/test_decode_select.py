@@ -26,7 +26,7 @@ from anabranch.decode.select import Selection
 SECRET = b"0123456789abcdef"
 DDL = (
     "id STRING NOT NULL, s STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(38,10), t TIMESTAMP, day "
-    "DATE, f BOOLEAN, b BINARY, tags ARRAY<STRING>, geo STRUCT<country: STRING>"
+    "DATE, f BOOLEAN, b BINARY, tags ARRAY<STRING>, ms ARRAY<DECIMAL(5,2)>, geo STRUCT<country: STRING>"
 )
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 HEADERS = json.dumps(
@@ -154,6 +154,17 @@ def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
     assert text == (
         'n: expected a INT of {"sql": "s::INT + i", "type": "INT"}, found s = 12,50, i = 1'
     )
+
+
+@pytest.mark.parametrize("field", [b'"m":"\xff"', b'"ms":["\xff"]', b'"m":"\\ud800","ms":["\xff"]'])
+def test_fields_that_are_no_text_beside_an_expression_that_fails(field: bytes) -> None:
+    batch = batch_of([{}, {}])
+    sent = pa.array([b'{"id":"a","s":"x",%s}' % field, b'{"id":"b","s":"1","m":2,"ms":[]}'])
+    batch = batch.set_column(batch.schema.get_field_index("value"), "value", sent)
+    failing = {"sql": "s::INT + m::INT + len(ms)::INT", "type": "INT"}
+    found = decoder(stream_of([{"x": failing}])).decode(batch)
+    assert {i: code for i, (code, _) in found.errors.items()} == {0: "invalid_utf8"}
+    assert found.good["x"].to_pylist() == [3]
 
 
 def test_an_earlier_error_of_the_record_stays() -> None:
