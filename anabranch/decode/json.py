@@ -398,7 +398,9 @@ def _wire(kind: pa.DataType, notation: Notation, text: Any = str, node: Node | N
         item = _or_null(_wire(kind.value_type, notation, text, node and node.items))
         return list[item]  # type: ignore[valid-type]
     if pa.types.is_map(kind):
-        key = _wire(kind.key_type, Notation())
+        is_real = pa.types.is_floating(kind.key_type)
+        # msgspec reads `nan` in a name as a number.
+        key = str if is_real else _wire(kind.key_type, Notation())
         item = _or_null(_wire(kind.item_type, notation, text, node and node.items))
         return dict[key, item]  # type: ignore[valid-type]
     types = {f.name: _or_null(_wire(f.type, notation, text, _below(node, f.name))) for f in kind}
@@ -526,10 +528,7 @@ def _list(
     given = [one for one in raw if one is not None]
     if pa.types.is_map(kind):
         names = [name for one in given for name in one]
-        keys, bad = _column(names, kind.key_type, Notation())
-        if bad:
-            # Arrow refuses them, and these records are dead letters.
-            keys = keys.fill_null(pa.scalar(0, pa.int32()).cast(pa.date32()).cast(kind.key_type))
+        keys, bad = _keys(names, kind.key_type, lengths)
         items, of_items = _column(
             [v for one in given for v in one.values()], kind.item_type, notation
         )
@@ -544,6 +543,28 @@ def _list(
         step = "" if pa.types.is_map(kind) else f"[{j - bounds[i]}]"
         wrong.setdefault(i, bad[j].inside(step))
     return read, wrong
+
+
+def _keys(
+    names: Sequence[Any], kind: pa.DataType, lengths: Sequence[int]
+) -> tuple[pa.Array, dict[int, Unreadable]]:
+    """Return the keys of maps with so many names, and why a name is none, or names one twice."""
+    is_real = pa.types.is_floating(kind)
+    if not (is_real or kind == MICROS or pa.types.is_date(kind)):
+        return _column(names, kind, Notation())
+    if is_real:
+        given = pa.array(names, pa.string())
+        keys, bad = values.numbers(given, kind, lambda j: values.number(names[j], kind))
+    else:
+        keys, bad = _column(names, kind, Notation())
+    seen = set[tuple[int, Any]]()
+    maps = np.repeat(np.arange(len(lengths)), lengths).tolist()
+    for j, one in enumerate(zip(maps, keys.to_pylist(), strict=True)):
+        if j not in bad and one in seen:
+            bad[j] = Unreadable("each key once", names[j])
+        seen.add(one)
+    # Arrow refuses null, and these records are dead letters.
+    return keys.fill_null(pa.scalar(0, kind)) if bad else keys, bad
 
 
 class _Fields:

@@ -19,6 +19,7 @@ from kafka_batches import AT, HOUR, MICROSECOND, START, micros, new_batch
 from anabranch.config.schema import parse_schema
 from anabranch.decode import Decoder, DecodeSpec, WriterSchema
 from anabranch.decode.json import MOST_LEARNED
+from anabranch.records.hashes import in_duckdb
 
 NESTED = (
     "id STRING, price DECIMAL(10,2), tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, items "
@@ -482,3 +483,34 @@ def test_names_in_a_map_that_are_no_times(kind: str) -> None:
     }
     (known, unknown) = result.good["m"].to_pylist()
     assert [(str(name)[:10], n) for name, n in known] == [("2026-11-21", 1)] and unknown is None
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+def test_names_in_a_map_that_are_no_numbers(kind: str) -> None:
+    good, wrong = ["1.5", "-25e-2", "0"], ["nan", "Infinity", "-inf", "1e999", "+1", " 1", "", "x"]
+    wrong += ["1e300"] if kind == "FLOAT" else []
+    sent = [{"m": dict.fromkeys(good, 1)}, *({"m": {"1.5": 1, name: 2}} for name in wrong), {}]
+    result = decoded(spec_of(f"m MAP<{kind}, INT>"), [json.dumps(one).encode() for one in sent])
+    assert result.errors == {
+        i: ("wrong_type", f"m.{name}: expected {kind.lower()}, found {name}")
+        for i, name in enumerate(wrong, 1)
+    }
+    assert result.good["m"].to_pylist() == [[(1.5, 1), (-0.25, 1), (0.0, 1)], None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("TIMESTAMP", "2026-11-21T00:00:00Z", "2026-11-21T01:00:00+01:00"),
+        ("FLOAT", "16777216", "16777217"),
+        ("DOUBLE", "1", "1.0"),
+        ("DOUBLE", "0", "-0"),
+    ],
+)
+def test_two_names_of_one_key_in_a_map(kind: str, one: str, other: str) -> None:
+    sent = [{"m": {one: 1}}, {"m": {one: 1, other: 2}}, {"m": {other: 2}}, {"m": None}, {"m": {}}]
+    result = decoded(spec_of(f"m MAP<{kind}, INT>"), [json.dumps(v).encode() for v in sent])
+    text = f"m.{other}: expected each key once, found {other}"
+    assert result.errors == {1: ("wrong_type", text)}
+    # DuckDB, which compares the layers, reads no map with a key twice.
+    assert len(in_duckdb("SELECT hash(m) FROM rows", rows=result.good.select(["m"]))) == 4
