@@ -10,8 +10,10 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from anabranch.config.select import KAFKA_NAMES, SelectedColumn, connection
 from anabranch.decode import values
@@ -152,8 +154,24 @@ class Selection:
 
 def _readable(value: pa.Array) -> tuple[pa.Array, list[int]]:
     """Return the values that every program can read, null in place of others, and the indexes of
-    these: no number, or outside the years 1 to 9999."""
+    these: no number, or outside the years 1 to 9999, at any level."""
+    bad = _unreadable(value)
+    if not len(bad):
+        return value, []
+    is_good = np.ones(len(value), bool)
+    is_good[bad] = False
+    return pc.if_else(pa.array(is_good), value, None), bad.tolist()
+
+
+def _unreadable(value: pa.Array) -> NDArray[np.int64]:
     kind = value.type
+    if pa.types.is_struct(kind):
+        return np.unique(np.concatenate([_unreadable(field) for field in value.flatten()]))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        items = [value.keys, value.items] if pa.types.is_map(kind) else [value.values]
+        bad = np.concatenate([_unreadable(one) for one in items])
+        places = np.unique(np.searchsorted(value.offsets.to_numpy(), bad, side="right") - 1)
+        return places[(places >= 0) & (places < len(value))]
     if pa.types.is_floating(kind):
         is_good = pc.is_finite(value)
     elif kind == MICROS:
@@ -162,9 +180,8 @@ def _readable(value: pa.Array) -> tuple[pa.Array, list[int]]:
         days = value.cast(pa.int32())
         is_good = pc.and_(pc.greater_equal(days, _FIRST_DAY), pc.less_equal(days, _LAST_DAY))
     else:
-        return value, []
-    bad = pc.indices_nonzero(pc.invert(pc.fill_null(is_good, True))).to_pylist()
-    return (pc.if_else(is_good, value, None) if bad else value), bad
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(~pc.fill_null(is_good, True).to_numpy(zero_copy_only=False))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

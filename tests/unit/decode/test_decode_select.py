@@ -156,6 +156,36 @@ def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
     )
 
 
+FAR = [
+    {},
+    {"t": "2026-11-21T00:00:00Z", "d": 1, "day": "2026-11-21"},
+    {"t": "9999-12-31T23:30:00Z"},
+]
+FAR += [{"t": "0001-01-01T00:30:00Z"}, {"d": 1e308}, {"day": "9999-12-31"}, {"day": "0001-01-01"}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "dead"),
+    [
+        ("[NULL, t + INTERVAL 1 HOUR]", "ARRAY<TIMESTAMP>", [2]),
+        ("[t - INTERVAL 1 HOUR]", "ARRAY<TIMESTAMP>", [3]),
+        ("{'a': [{'t': t + INTERVAL 1 HOUR}]}", "STRUCT<a: ARRAY<STRUCT<t: TIMESTAMP>>>", [2]),
+        ("map {id: t + INTERVAL 1 HOUR}", "MAP<STRING, TIMESTAMP>", [2]),
+        ("map {coalesce(t, kafka_timestamp) - INTERVAL 1 HOUR: 1}", "MAP<TIMESTAMP, INT>", [3]),
+        ("[d, d * 10]", "ARRAY<DOUBLE>", [4]),
+        ("[(d * 1e31)::FLOAT]", "ARRAY<FLOAT>", [4]),
+        ("[day + 1]", "ARRAY<DATE>", [5]),
+        ("CASE WHEN day IS NULL THEN [] ELSE [[day - 1], []] END", "ARRAY<ARRAY<DATE>>", [6]),
+    ],
+)
+def test_a_nested_value_that_programs_cannot_read_is_a_dead_letter(
+    expression: str, kind: str, dead: list[int]
+) -> None:
+    read, bad = one(expression, kind, FAR)
+    assert bad == dead
+    assert [i for i, value in enumerate(read) if value is None] == dead
+
+
 @pytest.mark.parametrize("field", [b'"m":"\xff"', b'"ms":["\xff"]', b'"m":"\\ud800","ms":["\xff"]'])
 def test_fields_that_are_no_text_beside_an_expression_that_fails(field: bytes) -> None:
     batch = batch_of([{}, {}])
