@@ -118,7 +118,8 @@ class Selection:
         columns = ", ".join(f"{sql} AS c{i}" for i, sql in enumerate(expressions))
         try:
             found = self._connection.sql(f"SELECT {columns} FROM records").to_arrow_table()
-        except duckdb.Error:
+        except (duckdb.Error, UnicodeDecodeError):
+            # DuckDB cuts a value in an error's text, perhaps within a character.
             return None
         return [_whole(column) for column in found.columns]
 

@@ -146,6 +146,14 @@ def test_an_expression_that_fails_is_a_dead_letter_and_others_are_rows(
     assert one(expression, kind, values) == (good, dead)
 
 
+@pytest.mark.parametrize("sql", ["s::JSON ->> '$.a'", "unhex(s)::VARCHAR", "s::BIT::VARCHAR"])
+@pytest.mark.parametrize("character", ["é", "語", "😀"])
+def test_an_error_whose_text_duckdb_cuts_within_a_character(sql: str, character: str) -> None:
+    sent = [{"s": f"{'x' * n}{character * 200}"} for n in range(4)]
+    assert one(sql, "STRING", [*sent, {}]) == ([None] * 5, [0, 1, 2, 3])
+    assert [one(sql, "STRING", [value])[1] for value in sent] == [[0]] * 4
+
+
 def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
     select = ["id", {"n": {"sql": "s::INT + i", "type": "INT"}}]
     found = decoded(stream_of(select), [{"s": "12,50", "i": 1}])
