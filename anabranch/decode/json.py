@@ -61,7 +61,8 @@ _LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F])"
 )
-_TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A text without an end is one token, so that no text is scanned repeatedly.
+_TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _WRONG = re.compile(
     r"Expected `([^`|]+?)(?: \| null)?`(?:, got `(.+?)`| [<>]= .*?)?(?: - at `\$(.*)`)?$"
 )

@@ -42,6 +42,10 @@ def json_cases() -> dict[str, Case]:
             "wrong_type",
             "price",
         ),
+        "escaped quotes in an open text after brackets": (
+            b'{"x":' + b"[]" * 101 + b'"' + b'\\"' * (SIZE // 2),
+            *NO_JSON,
+        ),
         "blanks and no DECIMAL": (event('"price":' + blanks + '"'), "malformed_json", ""),
         "names of a DECIMAL": (event('"x":{' + '"price" :' * (SIZE // 9) + "1}"), *NO_JSON),
         "digits in a quoted DECIMAL": (event('"price":"' + digits + '"'), *DECIMAL),
