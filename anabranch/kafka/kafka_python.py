@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import time
 import uuid
 from collections import deque
@@ -88,11 +89,22 @@ def deliver_data_before_eof(transport: type[Any]) -> None:
     transport._sock_recv = receive_all
 
 
+# The bytes of a surrogate, perhaps cut off.
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+def header_name(data: bytes) -> str:
+    """Return a header's name as Java's client does: with U+FFFD for bytes that are not UTF-8."""
+    # One for a surrogate, as Spark reads it. Python has one for each byte, and the layers, which
+    # may read by either, would differ.
+    return _SURROGATE.sub("\ufffd".encode(), data).decode("utf-8", "replace")
+
+
 class _AnyName(bytearray):
-    """A slice of a batch that decodes any bytes, as Java's client does, with U+FFFD."""
+    """A slice of a batch that decodes any bytes."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
-        return bytes(self).decode("utf-8", "replace")
+        return header_name(bytes(self))
 
 
 class _AnyNames(bytearray):

@@ -21,6 +21,7 @@ from kafka.record.default_records import DefaultRecordBatch as Batch
 
 from anabranch.common.errors import Transient
 from anabranch.kafka.batches import Fetched, classified_batches
+from anabranch.kafka.kafka_python import header_name
 
 TOO_LARGE = "too_large"
 """The error code of the dead letter of such a record."""
@@ -170,8 +171,7 @@ def _parsed(batch: Any, partition: int, limit: int) -> Iterator[LogRecord]:
             continue
         key, value = read.sized(), read.sized()
         headers = tuple(
-            ((read.sized() or b"").decode("utf-8", "replace"), read.sized())
-            for _ in range(read.varint())
+            (header_name(read.sized() or b""), read.sized()) for _ in range(read.varint())
         )
         yield LogRecord(partition, offset, at, kind, key, value, headers)
 

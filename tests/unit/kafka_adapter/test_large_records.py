@@ -6,9 +6,11 @@ import struct
 import tracemalloc
 
 import pytest
+from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
+from anabranch.kafka import client
 from anabranch.kafka.batches import Fetched
 from anabranch.kafka.large_records import POLLED, Stretch, find_large
 
@@ -24,12 +26,12 @@ class Log:
         self.codec, self.end = codec, 0
         self.batches: list[tuple[int, int, bytes]] = []
 
-    def add(self, *values: Value, aborted: bool = False) -> Log:
+    def add(self, *values: Value, aborted: bool = False, name: str = "h") -> Log:
         builder = DefaultRecordBatchBuilder(
             2, self.codec, aborted, 7 if aborted else -1, 0, 0, 1 << 40
         )
         for delta, value in enumerate(values):
-            headers = [("h", b"x"), ("n", None)]
+            headers = [(name, b"x"), ("n", None)]
             builder.append(delta, 1_000 + delta, b"k%d" % delta, value, headers)
         data = bytearray(builder.build())
         struct.pack_into(">q", data, 0, self.end)
@@ -67,6 +69,30 @@ def test_a_large_record_beside_others_is_found(codec: int) -> None:
     assert records[base + 2].headers == (("h", b"x"), ("n", None))
     assert (records[base + 2].value, records[base + 3].value) == (b"after", None)
     assert records[base + 2].timestamp == 1_002
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        ("né\U0010ffff".encode(), "né\U0010ffff"),
+        (b"\xffa", "\ufffda"),
+        (b"\xe2\x82\xed\x9f\xbf", "\ufffd\ud7ff"),
+        (b"\xed\xa0\x80\xed\xb0\x80a", "\ufffd\ufffda"),
+        (b"\xed\xa0a", "\ufffda"),
+        (b"a\xed\xa0", "a\ufffd"),
+        (b"\xf4\x90\x80\x80", "\ufffd" * 4),
+    ],
+)
+def test_a_headers_name_is_the_text_that_javas_client_reads(sent: bytes, name: str) -> None:
+    assert client  # It corrects kafka-python.
+    log = Log(codec=0).add(b"0" * (LIMIT + 1), b"small", name="n" * len(sent))
+    [(start, end, data)] = log.batches
+    data = data.replace(b"n" * len(sent), sent)
+    log.batches = [(start, end, data)]
+    [stretch] = find(log)
+    of_client = [one.headers for one in MemoryRecords(data).next_batch()]
+    assert [*map(dict, of_client)] == [{name: b"x", "n": None}] * 2
+    assert stretch.records[1].headers == ((name, b"x"), ("n", None))
 
 
 def test_a_batch_of_many_small_records_is_no_large_record() -> None:
