@@ -52,7 +52,7 @@ INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _TIME = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
-    r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+    r"(Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?"
 )
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 # What PyArrow's cast reads alike, over a whole array; a zone may still lead outside of the years.

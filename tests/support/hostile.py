@@ -131,6 +131,11 @@ def cases(start: datetime) -> dict[str, Case]:
         "named zone": (event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'), *NO_TIME),
         "no seconds": (event(at='"at":"2026-11-21T03:00Z"'), "unreadable_timestamp", "at"),
         "month 13": (event(at='"at":"2026-13-21T03:00:00Z"'), "unreadable_timestamp", "at"),
+        "zone of 60 minutes": (
+            event(at='"at":"2026-11-21T03:00:00+00:60"'),
+            "unreadable_timestamp",
+            "at",
+        ),
         "hour 25": (event(at='"at":"2026-11-21T25:00:00Z"'), "unreadable_timestamp", "at"),
         "year 0": (event(at='"at":"0000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
         "year 10000": (event(at='"at":"10000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
