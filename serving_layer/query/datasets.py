@@ -333,6 +333,12 @@ def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator
     does not have it; other errors pass unchanged."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        # DuckDB cuts the value in its error's text by bytes, perhaps within a character.
+        raise duckdb.ConversionException(
+            "expected values of another form, found one that is too long to be shown; TRY(…) and "
+            "TRY_CAST(…) give null in its place"
+        ) from error
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         if not is_reading_failure(error):
             raise

@@ -33,7 +33,7 @@ from pyiceberg.types import (
 )
 from queries import sources
 
-from anabranch.common.errors import FileGone
+from anabranch.common.errors import ConfigurationError, FileGone
 from serving_layer.query import Answer, open_query
 from serving_layer.query.reading import QueryProgress
 
@@ -272,3 +272,14 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
     finally:
         for path in Path(beside.table.location().removeprefix("file://")).rglob("*.away"):
             path.rename(path.with_suffix(".avro"))
+
+
+@pytest.mark.parametrize("before", range(3))
+@pytest.mark.parametrize("rows", ["range(1)", "range(3)"])
+def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: str) -> None:
+    text = f"repeat('x', {before}) || repeat('語', 200 + i::INT)"
+    with (
+        pytest.raises(ConfigurationError, match=r"^query: "),
+        open_query(f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)", {}) as answer,
+    ):
+        answer.rows.read_all()
