@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from commands import call, shown
 from deltalake import write_deltalake
@@ -117,3 +119,20 @@ def test_aborted_and_foreign_rows_show(one: World, spark: SparkSession, tmp_path
     one.topic()
     one.send(spread(past_hour(3), 20, "new"))
     assert audited(one, sink, 1)["unknown"] == 184 - 1 - len(TAKEN) + len(DOUBLED) - 20
+
+
+def test_a_table_without_a_row_of_a_partition_is_not_exact(one: World, tmp_path: Path) -> None:
+    of_hour = [r for r in one.sent if r.partition == 0 and b"h3" in (r.value or b"")]
+    rows = {"partition": [0] * len(of_hour), "offset": [r.offset for r in of_hour]}
+    table = tmp_path / "table"
+    table.mkdir()
+    pq.write_table(pa.table(rows), table / "rows.parquet")
+    found = audited(one, str(table), 0)
+    assert found["hours"][0]["rows"] == len(of_hour) > 0
+    assert (found["exact"], found["without_rows"]) == (False, [1])
+    said = call(one, "audit", "--table", str(table), "--topic", one.name)
+    assert "partitions without a row, of which nothing is proven: 1" in said
+    assert "each record" not in said
+    # Whole hours are audited, of all partitions.
+    named = audited(one, str(table), 1, "--hours", past_hour(3))
+    assert named["hours"][0]["missing"] == 30 and not named["exact"]

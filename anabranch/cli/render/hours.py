@@ -227,6 +227,9 @@ def _beside(audit: OtherAudit) -> Iterator[str]:
         yield f"before the table's first rows, not audited: {_by_partition(audit.before)}"
     if audit.behind:
         yield f"after the table's last rows, not audited: {_by_partition(audit.behind)}"
+    if audit.without_rows:
+        numbers = ", ".join(map(str, audit.without_rows))
+        yield f"partitions without a row, of which nothing is proven: {numbers}"
     if audit.before or audit.behind:
         yield "--hours A..B audits whole hours"
     if retention := sum(h.gaps["retention"] for h in audit.hours):

@@ -146,7 +146,8 @@ class OtherAudit:
 
     `unplaced`: rows without partition or offset; `elsewhere`: rows of other topics; `unknown`: rows
     at places that the topic's log never had. `before` and `behind`: offsets of Kafka before the
-    table's first row and after its last one, by partition. `kafka`: whether Kafka was read.
+    table's first row and after its last one, by partition. `without_rows`: partitions with offsets
+    in the table's hours, and no row at all. `kafka`: whether Kafka was read.
     """
 
     table: str
@@ -159,6 +160,7 @@ class OtherAudit:
     hours: tuple[HourCounts, ...] = ()
     before: Offsets = field(default_factory=dict)
     behind: Offsets = field(default_factory=dict)
+    without_rows: tuple[int, ...] = ()
     records: tuple[MissingRecord, ...] = ()
     unproven: str | None = None
     by_time: Mapping[str, int] = field(default_factory=dict)
@@ -174,9 +176,11 @@ class OtherAudit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the table has each record of the audited offsets once."""
+        """Whether the table has each record of the audited offsets once, and a row of each
+        partition: of another one, nothing in the table's first and last hour is audited."""
         gone = any(hour.gaps[RETENTION] for hour in self.hours)
-        return self.kafka and bool(self.hours) and self.is_exact and not gone
+        is_whole = self.is_exact and not (gone or self.without_rows)
+        return self.kafka and bool(self.hours) and is_whole
 
     def as_dict(self) -> dict[str, Any]:
         return vars(self) | {"exact": self.is_proven}
@@ -316,11 +320,13 @@ def plan_cuts(
 
 @dataclass(frozen=True)
 class AuditedRanges:
-    """Each hour's offsets whose rows must exist, and how many others surround them."""
+    """Each hour's offsets whose rows must exist, how many others surround them, and the partitions
+    of these hours without any row."""
 
     hours: Sequence[tuple[str, Ranges]]
     before: Offsets = field(default_factory=dict)
     behind: Offsets = field(default_factory=dict)
+    without_rows: tuple[int, ...] = ()
 
 
 def plan_audited(
@@ -359,7 +365,8 @@ def plan_audited(
             behind[p] += end - last
         if with_rows[0] <= i <= with_rows[-1]:
             audited.append((hour, {p: (s, e) for p, (s, e) in within.items() if s < e}))
-    return AuditedRanges(audited, dict(+before), dict(+behind))
+    there = {p for _, ranges in cuts[with_rows[0] : with_rows[-1] + 1] for p in ranges}
+    return AuditedRanges(audited, dict(+before), dict(+behind), tuple(sorted(there - {*have})))
 
 
 def count_slice(
@@ -416,6 +423,7 @@ def _compare(
         hours=tuple(counted),
         before=audited.before,
         behind=audited.behind,
+        without_rows=audited.without_rows,
         records=tuple(_missing_records(kafka, request, counted)),
     )
 

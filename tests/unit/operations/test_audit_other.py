@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -31,7 +32,9 @@ from anabranch.operations.audit import other
 from anabranch.operations.audit.other import (
     BEFORE,
     AuditRequest,
+    HourCounts,
     OtherAudit,
+    PartitionCounts,
     TimeCounts,
     audit_other,
     count_slice,
@@ -475,6 +478,19 @@ def test_whole_hours_are_audited_when_they_are_named() -> None:
         (H[1], {0: (9, 10)}),
     ]
     assert plan_audited(cuts, {0: (3, 10)}, (H[1], H[5])).hours == cuts[1:]
+
+
+def test_nothing_is_proven_of_a_partition_without_a_row() -> None:
+    cuts = [(H[0], {0: (0, 9), 1: (0, 2)}), (H[1], {0: (9, 12), 1: (2, 5)}), (H[2], {2: (0, 3)})]
+    for until in (8, 10):
+        planned = plan_audited(cuts, {0: (3, until)}, None)
+        assert planned.without_rows == (1,), "partition 2 is of an hour after the table's last one"
+        of_hours = tuple(HourCounts(h, {0: PartitionCounts(*r[0])}) for h, r in planned.hours)
+        found = OtherAudit("", "t", (), 1, hours=of_hours, without_rows=planned.without_rows)
+        assert found.is_exact and not found.is_proven
+        assert replace(found, without_rows=()).is_proven
+    assert plan_audited(cuts, {0: (3, 10), 1: (0, 1)}, None).without_rows == ()
+    assert plan_audited(cuts, {0: (3, 10)}, (H[0], H[2])).without_rows == ()
 
 
 def test_an_offset_counts_by_its_rows_and_by_its_class() -> None:
