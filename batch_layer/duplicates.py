@@ -27,8 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
 from anabranch.offsets.position import Offsets, Ranges
-from anabranch.records.hashes import HASH, in_duckdb, key_parts
-from anabranch.records.staged import PLACE
+from anabranch.records.hashes import HASH, PLACE, in_duckdb, key_parts
 from batch_layer.offset_counts import OffsetMasks
 from batch_layer.passes import cached
 

@@ -31,7 +31,8 @@ from anabranch.kafka.batches import Missing
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.records import UNKNOWN, inside
-from anabranch.records.staged import PLACE, FoundName, UnknownNames
+from anabranch.records.hashes import PLACE
+from anabranch.records.staged import FoundName, UnknownNames
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"

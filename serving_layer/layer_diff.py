@@ -41,11 +41,9 @@ from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Ranges
 from anabranch.protocol.ledger_row import Diff
 from anabranch.records import within
-from anabranch.records.hashes import digest_files, hash_files, in_duckdb
+from anabranch.records.hashes import PLACE, digest_files, hash_files, in_duckdb
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
-
-AT = ("kafka_partition", "kafka_offset")
 
 
 def common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
@@ -175,8 +173,8 @@ class Comparison:
         look-back, and the first `limit` of them by (partition, offset)."""
         columns = "".join(f", {quoted(c)}" for c in self._key)
         rows = self._ask(
-            f"SELECT {', '.join((*AT, 'repeats', 'is_equal'))}{columns} FROM removed ORDER BY ALL "
-            f"LIMIT {limit}"
+            f"SELECT {', '.join((*PLACE, 'repeats', 'is_equal'))}{columns} FROM removed "
+            f"ORDER BY ALL LIMIT {limit}"
         )
         listed = [
             Repeated(
@@ -211,7 +209,7 @@ class Comparison:
             row
             for kind in KINDS
             for row in self._ask(
-                f"SELECT {', '.join(AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL "
+                f"SELECT {', '.join(PLACE)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL "
                 f"LIMIT {each}"
             )
         ]
@@ -229,7 +227,7 @@ class Comparison:
     def unrepeated(self) -> int:
         """Return how many of speed's rows the batch layer lacks and that repeat no row."""
         return self._number(
-            f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(AT)})"
+            f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(PLACE)})"
         )
 
     def _find_removed(self) -> None:
@@ -240,7 +238,7 @@ class Comparison:
         )
         # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
         named = " OR ".join(f"{mine} IS NOT NULL" for mine, _ in parts) or "false"
-        columns = ", ".join((*AT, *([key] if key else []), f"{self._event} AS event"))
+        columns = ", ".join((*PLACE, *([key] if key else []), f"{self._event} AS event"))
         self._run(
             f"CREATE TEMP TABLE lacking AS SELECT {columns} FROM speed "
             "ANTI JOIN batch USING (kafka_partition, kafka_offset)"
@@ -260,7 +258,7 @@ class Comparison:
     def _judge(self, unread: Ranges) -> None:
         self._connection.register("ranges", _table_of(unread))
         content = (
-            f"SELECT {', '.join(AT)}, {self._content} AS hash FROM {layer}"
+            f"SELECT {', '.join(PLACE)}, {self._content} AS hash FROM {layer}"
             for layer in ("speed", "batch")
         )
         self._run(
@@ -307,7 +305,7 @@ def kinds_of(
             connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall()
         )
         shown = connection.execute(
-            f"SELECT kind, {', '.join(AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT "
+            f"SELECT kind, {', '.join(PLACE)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT "
             f"{SAMPLE}"
         ).fetchall()
     return Counter(counts), [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown]
@@ -316,7 +314,7 @@ def kinds_of(
 def _kinds_sql(speed: str, batch: str) -> str:
     """Return SQL for the place and the kind of each row. `speed` and `batch`: SQL for the layers'
     places with a `hash`. Reads `removed`, `letters` and `ranges` of the connection."""
-    at = ", ".join(AT)
+    at = ", ".join(PLACE)
     return f"""
         SELECT {at}, {KIND} AS kind FROM (
             SELECT {at}, speed, batch, {within("kafka_offset", "first", "behind")} AS unread,
@@ -398,7 +396,7 @@ def content_types(
     content = {}
     for field in now.fields:
         sql = _compared(quoted(field.name), field, known, floats)
-        if field.name not in AT and sql is not None:
+        if field.name not in PLACE and sql is not None:
             nested = not field.field_type.is_primitive
             content[field.name] = f"to_json({sql})::VARCHAR" if nested else sql
     return content
@@ -478,9 +476,9 @@ def compare_files(
             partial(hash_files, letter_reader, files, (), some, nothing)
             for files in by_task(of_letters)
         ]
-        dead = [found.select(AT) for found in (run(at) if of_letters else [])]
+        dead = [found.select(PLACE) for found in (run(at) if of_letters else [])]
         kinds, first = kinds_of(
-            ours, theirs, removed, pa.concat_tables([nothing.select(AT), *dead]), unread
+            ours, theirs, removed, pa.concat_tables([nothing.select(PLACE), *dead]), unread
         )
         counts += kinds
         shown += first

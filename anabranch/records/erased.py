@@ -18,7 +18,7 @@ from anabranch.iceberg.schema_evolution import Columns
 from anabranch.protocol.apply import is_rolled_back
 from anabranch.protocol.erasure import ErasureFilter, HourFilter
 from anabranch.records import inside
-from anabranch.records.staged import PLACE
+from anabranch.records.hashes import PLACE
 
 _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 

@@ -126,7 +126,10 @@ def _part(name: str, kind: pa.DataType) -> str:
 
 
 _BLOCK_BITS = 10
-_AT = "kafka_partition, kafka_offset"
+PLACE = ("kafka_partition", "kafka_offset")
+"""The columns of a row with its place in Kafka."""
+
+_AT = ", ".join(PLACE)
 _BLOCK = f"kafka_offset >> {_BLOCK_BITS}"
 
 
@@ -179,7 +182,7 @@ def hash_files(
         # Without content, the bytes of dead letters would take memory for nothing.
         rows=reader.read(
             files,
-            None if content else _AT.split(", "),
+            None if content else PLACE,
             (at >= offsets[0]) & (at < offsets[1] + (1 << _BLOCK_BITS)),
         ),
         blocks=blocks,

@@ -49,7 +49,7 @@ from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import HourRange
 from anabranch.protocol.publish import new_id
 from anabranch.records import INPUT
-from anabranch.records.hashes import hash_keys
+from anabranch.records.hashes import PLACE, hash_keys
 
 MOST_OF_RECORD, MOST_OF_TASK = 200, 10_000
 """Maximum number of names read from one record, and counted by one task."""
@@ -126,9 +126,6 @@ class UnknownNames:
 def _ends(values: dict[Place, bytes]) -> list[Place]:
     return [min(values), max(values)] if values else []
 
-
-PLACE = ("kafka_partition", "kafka_offset")
-"""The columns of a row with its place in Kafka."""
 
 MOST_BYTES = 256 * 2**20
 """Approximate maximum size in memory of a file's rows that a task sorts, without their sorted copy

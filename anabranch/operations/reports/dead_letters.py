@@ -20,7 +20,8 @@ from anabranch.offsets.hours import Cut, hours_between, shift
 from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.state import State, load_state
-from serving_layer.layer_diff import AT, Comparison, Repeated, Sample, open_comparison
+from anabranch.records.hashes import PLACE
+from serving_layer.layer_diff import Comparison, Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 _KEPT = 2000  # maximum characters of a key or value
@@ -179,7 +180,7 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     files = [file for layer in ("speed", "batch") for file in files_of(letters, layer, hour)]
     with _comparison(job, state, hour) as comparison:
         with reading_failures("dead letters: expected to read every data file"):
-            places = RowReader.of(letters).read(files, AT).read_all()
+            places = RowReader.of(letters).read(files, PLACE).read_all()
         counted, samples = comparison.compare(places, unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
     return HourDifference(
