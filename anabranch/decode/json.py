@@ -558,14 +558,15 @@ def _keys(
         keys, bad = values.numbers(given, kind, lambda j: values.number(names[j], kind))
     else:
         keys, bad = _column(names, kind, Notation())
-    seen = set[tuple[int, Any]]()
-    maps = np.repeat(np.arange(len(lengths)), lengths).tolist()
-    for j, one in enumerate(zip(maps, keys.to_pylist(), strict=True)):
-        if j not in bad and one in seen:
-            bad[j] = Unreadable("each key once", names[j])
-        seen.add(one)
-    # Arrow refuses null, and these records are dead letters.
-    return keys.fill_null(pa.scalar(0, kind)) if bad else keys, bad
+    # Arrow refuses null, and the records with such keys are dead letters.
+    keys = keys.fill_null(pa.scalar(0, kind))
+    good = np.setdiff1d(np.arange(len(names)), [*bad])
+    maps, found = np.repeat(np.arange(len(lengths)), lengths)[good], keys.to_numpy(False)[good]
+    order = np.lexsort((found, maps))
+    maps, found = maps[order], found[order]
+    for j in good[order[1:][(maps[1:] == maps[:-1]) & (found[1:] == found[:-1])]].tolist():
+        bad[j] = Unreadable("each key once", names[j])
+    return keys, bad
 
 
 class _Fields:
