@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,20 +92,31 @@ class TransactionalProducer:
             self._producer.begin_transaction()
             until = time.monotonic() + _TRANSACTION_MS / 1000
             sent: list[Any] = []
+            refused: list[int] = []
+
+            def note(index: int, error: BaseException) -> None:
+                if isinstance(error, _TOO_LARGE):
+                    refused.append(index)
+
             try:
                 for index, r in enumerate(records):
                     with self._of_record(index):
                         sent.append(
                             self._producer.send(topic, r.value, key=r.key, headers=list(r.headers))
                         )
+                    sent[-1].add_errback(note, index)
                 for index, future in enumerate(sent):
                     with self._of_record(index):
                         future.get(timeout=max(0.0, until - time.monotonic()))
-            except errors.KafkaError:
-                # A refused record also fails those beside it, and the records sent after it.
-                for index, future in enumerate(sent):
-                    if isinstance(future.exception, _TOO_LARGE):
-                        raise RecordTooLarge(index, self._largest) from future.exception
+            except (errors.KafkaError, RecordTooLarge) as error:
+                for future in sent:
+                    with suppress(errors.KafkaError):
+                        future.get(timeout=max(0.0, until - time.monotonic()))
+                # After a refusal, kafka-python fails the records that wait with the same error: the
+                # first to fail is the one refused. Its future may be done before `note` is called.
+                failed = [n for n, f in enumerate(sent) if isinstance(f.exception, _TOO_LARGE)]
+                if at := refused or failed:
+                    raise RecordTooLarge(at[0], self._largest) from error
                 raise
             self._producer.send_offsets_to_transaction(
                 position_to_commit(topic, position), self._name

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import paused_at, run_into
+from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.partitioner.default import murmur2
 from waiting import wait_for
 from world import World, event, past_hour, spread
 
@@ -272,6 +274,23 @@ def test_a_record_that_is_refused_while_others_are_sent_is_named(world: Make) ->
     with closing(producer), pytest.raises(RecordTooLarge) as error:
         producer.send(topic, records(), "position")
     assert error.value.index == 1
+
+
+def test_a_record_that_is_refused_while_others_wait_is_named(world: Make) -> None:
+    """The hazard: the records that wait fail with the refused record's error, and one of them is
+    named."""
+    one = world()
+    kafka, topic = one.job.environment.kafka, f"{one.name}-accepted"
+    create_topic(kafka, topic, 2, {"max.message.bytes": "20000"})
+    producer = TransactionalProducer(kafka, topic, 20_000)
+    waiting, sent = Outgoing(b"0", b"small"), Outgoing(b"1", secrets.token_bytes(100_000))
+    places = [(murmur2(one.key) & 0x7FFFFFFF) % 2 for one in (waiting, sent)]
+    assert places[0] != places[1]
+    # As while an earlier request of the partition is on its way.
+    producer._producer._accumulator.muted.add(TopicPartition(topic, places[0]))
+    with closing(producer), pytest.raises(RecordTooLarge) as error:
+        producer.send(topic, [waiting, waiting, sent], "position")
+    assert error.value.index == 2
 
 
 def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
