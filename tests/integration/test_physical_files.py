@@ -4,7 +4,6 @@ rows."""
 import random
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -15,7 +14,6 @@ from queries import sources
 from world import World, event, past_hour
 
 from anabranch.iceberg.manifests import files_of
-from anabranch.lifecycle.erasure.search import groups_that_may_hold
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
 from serving_layer.query.datasets import Opened, opened
@@ -106,13 +104,6 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
             f"'{event_id}')"
         )
         assert sum(not excludes for (excludes,) in duckdb.sql(probe).fetchall()) == most, event_id
-        ours = [
-            groups_that_may_hold(
-                partial(path.open, "rb"), pq.read_metadata(path), "event_id", [event_id]
-            )
-            for path in paths
-        ]
-        assert sum(map(len, ours)) == most, event_id
     by_spark = designed.spark.table(f"lake.{designed.job.stream.table}")
     assert (
         by_spark.where("event_id = 'e-17'").count() == 1

@@ -175,24 +175,6 @@ def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> N
     assert [(p.good, p.dead, p.erased, p.total) for p in row.partitions.values()] == [(2, 1, 4, 8)]
 
 
-@pytest.mark.parametrize("others", [0, 2_000])
-@pytest.mark.parametrize(
-    ("column", "value", "rows"), [("id", "anna", 4), ("n", "9", 1), ("id", "anne", 0)]
-)
-def test_row_groups_are_chosen_by_bloom_filters(
-    people: People, column: str, value: str, rows: int, others: int
-) -> None:
-    for file in people.files("main"):
-        content = pq.read_table(file, partitioning=None)
-        filters = {name: {"ndv": 10, "fpp": 0.01} for name in ("id", "n")}
-        # A row group for each record: the hazard is one that has the value and is left out.
-        pq.write_table(content, file, row_group_size=1, bloom_filter_options=filters)
-    values = {value, *map(str, range(1_000, 1_000 + others))}
-    done = people.erase(run.ErasureRequest(column, frozenset(values), "case 4711"))
-    assert done.removed.rows == rows
-    assert len(people.names("main")) == 8 - rows
-
-
 def test_an_hour_may_have_many_files(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "FILES_A_COMMIT", 1)
     monkeypatch.setattr(rows, "ATTEMPTS", 2)
