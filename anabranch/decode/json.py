@@ -321,15 +321,12 @@ def _unreadable(value: pa.Array, data: Sequence[bytes | None]) -> Iterator[tuple
         yield i, "null_value", found("a JSON object", "a null value")
     for i in values.texts(value)[1]:
         yield i, "invalid_utf8", found("UTF-8", "bytes that are not")
-    opened, has_escapes = _brackets_and_escapes(value)
-    # Each record has a bracket of its own: with few more, none has too many levels.
-    if opened >= len(value) + MAX_DEPTH:
-        brackets = pc.add(pc.count_substring(value, "["), pc.count_substring(value, "{"))
-        for i in pc.indices_nonzero(pc.greater(brackets, MAX_DEPTH)).to_pylist():
-            if _depth(one := data[i] or b"") > MAX_DEPTH:
-                if _OTHER_THAN_OBJECT.match(one):
-                    yield i, "not_an_object", found("a JSON object", one.decode(errors="replace"))
-                yield i, "too_deep", found(f"at most {MAX_DEPTH} levels of nesting", "more")
+    many_brackets, has_escapes = _brackets_and_escapes(value)
+    for i in many_brackets:
+        if _depth(deep := data[i] or b"") > MAX_DEPTH:
+            if _OTHER_THAN_OBJECT.match(deep):
+                yield i, "not_an_object", found("a JSON object", deep.decode(errors="replace"))
+            yield i, "too_deep", found(f"at most {MAX_DEPTH} levels of nesting", "more")
     if has_escapes:
         for i, one in enumerate(data):
             if one is None or not (b"\\ud" in one or b"\\uD" in one):
@@ -661,22 +658,27 @@ def _shown(value: Any) -> str:
     return bytes(value).decode(errors="replace") if type(value) is Raw else str(value)
 
 
-def _brackets_and_escapes(value: pa.Array) -> tuple[int, bool]:
-    """Return the number of opening brackets in all values, and whether there is a backslash."""
+def _brackets_and_escapes(value: pa.Array) -> tuple[list[int], bool]:
+    """Return the values with more than MAX_DEPTH opening brackets, and whether there is a
+    backslash."""
     _, offsets, data = value.buffers()
     if data is None or not len(value):
-        return 0, False
-    places = memoryview(offsets).cast("i")
-    start, end = places[value.offset], places[value.offset + len(value)]
-    characters = np.frombuffer(data, np.uint8)[start:end]
-    brackets, has_escapes = 0, False
+        return [], False
+    bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
+    characters = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+    opened, has_escapes = 0, False
     # In parts that stay in the processor's cache.
     for begin in range(0, len(characters), _PART):
         part = characters[begin : begin + _PART]
         # [ and { differ in one bit.
-        brackets += int(np.count_nonzero((part | 0x20) == ord("{")))
+        opened += int(np.count_nonzero((part | 0x20) == ord("{")))
         has_escapes = has_escapes or bool((part == ord("\\")).any())
-    return brackets, has_escapes
+    # Each record has a bracket of its own: with few more, none has too many levels.
+    if opened < len(value) + MAX_DEPTH:
+        return [], has_escapes
+    brackets = np.flatnonzero((characters | 0x20) == ord("{"))
+    of_each = np.diff(np.searchsorted(brackets, bounds - bounds[0]))
+    return np.flatnonzero(of_each > MAX_DEPTH).tolist(), has_escapes
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
