@@ -394,7 +394,8 @@ def _account(found: Check) -> list[str]:
 
 
 def _widen(sketch: Sketch, decoded: Decoded) -> bool:
-    """Make each column STRING that refuses a value; return whether there was one."""
+    """Make each column STRING that refuses a value, but decimals in Base64 first numbers
+    (`decimal.format: numeric` of Kafka Connect); return whether there was one."""
     columns = {column.name: column for column in sketch.columns if column.type != "string"}
     widened = False
     for code, text in decoded.errors.values():
@@ -404,8 +405,12 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
         if sketch.schema is not None:
             widened |= _declare_text(sketch, match[0])
         elif (column := columns.pop(match[0], None)) is not None:
-            note = f"{column.type.upper()} in most records"
-            sketch.replace(replace(column, type="string", notation=Notation()), note)
+            if column.notation.decimal == "base64":
+                column = replace(column, notation=replace(column.notation, decimal=""))
+                sketch.replace(column, "")
+            else:
+                note = f"{column.type.upper()} in most records"
+                sketch.replace(replace(column, type="string", notation=Notation()), note)
             widened = True
     return widened
 

@@ -607,11 +607,12 @@ def column_of(schema: Mapping[str, Any]) -> Guess:
 
 def _decimal(parameters: Mapping[str, Any]) -> Guess:
     scale, precision = (
-        int(text) if re.fullmatch("[0-9]{1,2}", text := str(parameters.get(key, ""))) else 0
+        int(text) if re.fullmatch("[0-9]{1,2}", text := str(parameters.get(key, ""))) else -1
         for key in ("scale", "connect.decimal.precision")
     )
-    digits = min(precision or MOST_DIGITS, MOST_DIGITS)
-    if scale > digits:
+    digits = min(precision if precision > 0 else MOST_DIGITS, MOST_DIGITS)
+    # By another scale than the source's, which may be negative, each value would be another.
+    if not 0 <= scale <= digits:
         return STRING
     return Guess(f"decimal({digits},{scale})", Notation(decimal="base64"))
 

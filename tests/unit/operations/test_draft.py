@@ -497,6 +497,24 @@ def test_the_page_takes_the_lists_of_otlp_apart() -> None:
     assert sorted(found) == sorted([*each, *each])
 
 
+@pytest.mark.parametrize("scale", ["-2", "127", None])
+def test_decimals_whose_scale_no_column_has_are_text(scale: str | None) -> None:
+    parameters = {"parameters": {"scale": scale}} if scale else {}
+    field = {"type": "bytes", "field": "n", "name": "org.apache.kafka.connect.data.Decimal"}
+    schema = {"type": "struct", "fields": [field | parameters]}
+    values: list[object] = [{"schema": schema, "payload": {"n": "BQ=="}}]
+    assert file_of(values)["schema"] == {"n": {"type": "STRING", "from": "payload.n"}}
+
+
+def test_decimals_of_kafka_connect_may_be_numbers() -> None:
+    decimal = {"name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
+    total = {"type": "bytes", "field": "total", **decimal}
+    schema = {"type": "struct", "fields": [total]}
+    values: list[object] = [{"schema": schema, "payload": {"total": 12.5}}] * 2
+    assert file_of(values)["schema"]["total"] == {"type": "DECIMAL(38,2)", "from": "payload.total"}
+    assert drafted(values)[1][0] == {"total": Decimal("12.50")}
+
+
 def test_kafka_connect_without_schema() -> None:
     values: list[object] = [{"schema": None, "payload": {"id": i, "n": [i]}} for i in range(2)]
     assert file_of(values)["schema"] == {
