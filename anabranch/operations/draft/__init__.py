@@ -337,7 +337,7 @@ def draft(
                 "again"
             )
         sketch = forms.sketch_of(records)
-    sketch.has_states = is_compacted
+    sketch.has_states |= is_compacted
     return finished(environment, folder, sketch, records, name, topic, table)
 
 

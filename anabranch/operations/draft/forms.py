@@ -186,7 +186,9 @@ _DOCUMENTS = {list: "lists of JSON", str: "JSON in a text of JSON", dict: "sever
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _COMPRESSED = {b"\x1f\x8b": "compressed by gzip", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 # Fields of a change's source that place it, in the order of databases' logs.
-_POSITIONS = (*("lsn", "file", "pos", "row", "ord", "scn", "change_lsn", "event_serial_no"),)
+_POSITIONS = (
+    *("lsn", "file", "pos", "row", "ord", "scn", "rs_id", "ssn", "change_lsn", "event_serial_no"),
+)
 _KEY = "record_key"
 _HEADER_TIME = "CAST(decode(kafka_headers['ce_time']) AS TIMESTAMPTZ)"
 _MILLIS = Guess("timestamp", Notation(unit="millis"))
@@ -340,8 +342,12 @@ def add_change(sketch: Sketch, key: Sequence[str], source: Mapping[str, Guess]) 
     ]
     if "ts_ms" in source:
         sketch.time = sketch.add(_MILLIS, "source_ts", ("source", "ts_ms"))
-    if key:
-        sketch.keys.append([*key, *(positions or [sketch.time] * bool(sketch.time))])
+    if "ord" in source and sketch.time:
+        # It counts the changes of a second.
+        positions.append(sketch.time)
+    if key and positions:
+        sketch.keys.append([*key, *positions])
+    sketch.has_states = True
 
 
 def _schema_of(objects: Sequence[Object], field: str = "") -> list[Any]:

@@ -431,6 +431,20 @@ def test_debezium_with_schema() -> None:
     assert drafted(values)[1][0]["total"] == Decimal("1234.56")
 
 
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ({"scn": "5", "rs_id": "0x1", "ssn": 0}, ["id", "source_scn", "source_rs_id", "source_ssn"]),
+        # Two changes of a row may be in one millisecond.
+        ({"vgtid": "[]"}, "none"),
+    ],
+)  # fmt: skip
+def test_the_key_of_changes_is_their_place_in_the_databases_log(
+    source: dict[str, object], key: object
+) -> None:
+    assert file_of([change(1, "c", **source)], keys=[KEY])["key"] == key
+
+
 def test_debezium_of_documents() -> None:
     document = json.dumps({"_id": {"$oid": "5f"}, "n": 1})
     values: list[object] = [
@@ -439,7 +453,8 @@ def test_debezium_of_documents() -> None:
     ]
     key = b'{"id":"{\\"$oid\\": \\"5f\\"}"}'
     file = file_of(values, keys=[key, key])
-    assert file["key"] == ["_id", "id", "source_ord"]
+    # `ord` counts within a second.
+    assert file["key"] == ["_id", "id", "source_ord", "source_ts"]
     first, second = drafted(values, keys=[key, key])[1]
     assert (first["_id"], first["n"]) == ("5f", 1)
     assert second["id"] == '{"$oid": "5f"}'
