@@ -245,6 +245,7 @@ def with_columns(stream: Stream, registry: SchemaRegistryClient) -> Stream:
 
 _KEY_TYPES = re.compile(r"string|int|bigint|decimal\(\d+,0\)")
 _ALONE = frozenset(("id", "_id", "uuid", "guid", "event_id", "event_uuid", "message_id"))
+_COUNTED = frozenset(("key", "number", "no", "nr"))
 _ID = re.compile(r"(?:^|_)(?:id|uuid|guid|ulid|key|number|no|nr|delivery)$")
 # Identities of what has many events: as a key they would make events duplicates.
 _OF_OTHERS = re.compile(
@@ -252,6 +253,8 @@ _OF_OTHERS = re.compile(
     r"actor|owner|driver|patient|device|sensor|machine|vehicle|host|node|meter|session|thread|"
     r"process|product|item|article|store|shop|site|game|campaign|category|group|team|trace|parent)$"
 )
+# Fields of changes of a table's rows: of Debezium's without its envelope, of Canal's.
+_OF_A_CHANGE = re.compile(r"__(?:deleted|op|db|table|lsn|ts_ms|source_\w+)|isDdl")
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # So many records without a repetition, for a field whose name alone does not make it an event's.
 _ENOUGH = 100
@@ -361,6 +364,9 @@ def finished(
 
     sent = zip(*(records.column(name).to_pylist() for name in ("key", "value")), strict=True)
     sketch.has_states |= any(key is not None and value is None for key, value in sent)
+    given = [key for key in records.column("key").to_pylist() if key is not None]
+    # The key of a table's row, as Kafka Connect writes it.
+    sketch.has_states |= bool(given) and all(isinstance(forms.read(k), Mapping) for k in given)
     _, stream, decoded = read()
     while _widen(sketch, decoded):
         _, stream, decoded = read()
@@ -436,7 +442,7 @@ def _key(sketch: Sketch, stream: Stream, rows: Sequence[Mapping[str, Any]]) -> l
     for key in sketch.keys:
         if not maps & set(key) and not count_duplicates(key, names, rows)[1]:
             return key
-    if sketch.has_states:
+    if sketch.has_states or any(_OF_A_CHANGE.fullmatch(c.field[-1]) for c in stream.columns):
         sketch.key_note = "a later record of the same key is no duplicate"
         return []
     candidates = []
@@ -478,6 +484,9 @@ def _rank(name: str, values: Sequence[object], topic: str) -> int:
         return 1 if all(_UUID.fullmatch(str(value)) for value in values) else 3
     of = name[: match.start()]
     if _OF_OTHERS.search(of) and not re.search(rf"{of}s?$", snake(topic)):
+        return 3
+    # `number` alone may be that of what has many events.
+    if not of and name in _COUNTED:
         return 3
     # `order_id` in the topic `shop.orders`.
     return 1 if of and of.rstrip("s") in snake(topic) else 2

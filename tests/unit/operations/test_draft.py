@@ -115,6 +115,25 @@ def test_states_by_key_are_no_duplicates_and_keep_their_key() -> None:
         assert "{record_key: {kafka: key}}" in drafted([{"a": 1}], keys=[key])[0].file
 
 
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [
+        # Rows without Debezium's envelope.
+        ({"__deleted": "false", "__op": "u"}, None),
+        ({"__source_lsn": 5}, None),
+        # Of Canal.
+        ({"data": [{"id": "5"}], "isDdl": False, "pkNames": ["id"], "type": "UPDATE"}, None),
+        # Kafka Connect's keys are the key of a table's row.
+        ({}, [b'{"id": 0}', b'{"schema": {}, "payload": {"id": 1}}']),
+    ],
+)
+def test_rows_of_a_table_change_and_are_no_duplicates(
+    value: dict[str, object], keys: list[bytes] | None
+) -> None:
+    more = {"keys": keys} if keys else {}
+    assert file_of([{"id": i, **value} for i in range(2)], **more)["key"] == "none"
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "cp1252"])
 def test_text_that_is_not_utf8_is_named(encoding: str) -> None:
     draft, _ = drafted([f'{{"id": "ü{i}"}}'.encode(encoding) for i in range(2)])
@@ -244,6 +263,7 @@ def test_names_that_are_no_columns() -> None:
         ([{"order_id": 1}, {"order_id": 2}], "order_id"),
         ([{"invoice_no": n} for n in range(200)], "invoice_no"),
         ([{"seq": n} for n in range(200)], "none"),
+        ([{"number": n} for n in range(200)], "none"),
         ([{"customer_id": n} for n in range(200)], "none"),
         ([{"name": f"n{n}", "value": n / 3} for n in range(200)], "none"),
         ([{"x": f"{n:08}-0000-4000-8000-000000000000"} for n in range(5)], "x"),
