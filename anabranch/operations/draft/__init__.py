@@ -101,8 +101,13 @@ def _of_version(
         row = _row_of(version)
         if row is not None:
             return _of_changes(topic, registry, version, row)
-    if version.type == "PROTOBUF" and (message := _message_of(registry, records, ids)):
-        sketch.format = {"type": "protobuf", "message": message}
+    if version.type == "PROTOBUF":
+        message, *more = _messages_of(registry, records, ids) or [""]
+        if message:
+            sketch.format = {"type": "protobuf", "message": message}
+        if more:
+            listed = ", ".join(more[:5])
+            sketch.comments.append(f"Records of other messages are dead letters: {listed}")
     # Columns that the file declares, and fields that get none under their own names.
     declared, excluded = Sketch(), list[str]()
     for _ in range(_MOST_EXCLUDED):
@@ -164,10 +169,11 @@ def _payloads(records: pa.RecordBatch) -> Sequence[Mapping[str, Any]]:
     return [one for one in map(forms.read, sent) if isinstance(one, Mapping)]
 
 
-def _message_of(
+def _messages_of(
     registry: SchemaRegistryClient, records: pa.RecordBatch, ids: Collection[int]
-) -> str:
-    """Return the name of the message of most records; empty if it is the first of its file."""
+) -> list[str]:
+    """Return the names of the records' messages, the most frequent first; none if all records have
+    the first message of their file, which is the default."""
     found = Counter[tuple[int, Key]]()
     for value, id in zip(
         records.column("value").to_pylist(), schema_ids(records.column("value")), strict=True
@@ -175,12 +181,13 @@ def _message_of(
         with suppress(IndexError, ValueError, Malformed):
             if int(id) in ids:
                 found[int(id), indexes(value[PREFIX_BYTES:])[0]] += 1
-    for (id, key), _ in found.most_common(1):
-        schema = registry.schema(id)
+    names = Counter[str]()
+    for (id, key), n in found.items():
         with suppress(Incompatible):
-            if schema is not None and key != (0,):
-                return str(message_of(whole_schema(schema), key).full_name)
-    return ""
+            if (schema := registry.schema(id)) is not None:
+                names[str(message_of(whole_schema(schema), key).full_name)] += n
+    is_first = len(names) < 2 and all(key == (0,) for _, key in found)
+    return [] if is_first else [name for name, _ in names.most_common()]
 
 
 def _row_of(version: SubjectVersion) -> Mapping[str, Any] | None:

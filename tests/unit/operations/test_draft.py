@@ -561,7 +561,7 @@ def test_kafka_connect_without_schema() -> None:
 
 
 def of_subject(
-    folder: Path, kind: str, schema: str, values: list[bytes]
+    folder: Path, kind: str, schema: str, values: list[bytes], dead: int = 0
 ) -> tuple[Draft, list[dict[str, Any]]]:
     """Return the draft of a topic whose values have schema id 1, and its rows."""
     with answering_registry() as registry:
@@ -592,7 +592,7 @@ def of_subject(
         if stream.lacks_columns:
             stream = with_columns(stream, open_registry(environment, stream))
         decoded = decode_sample(environment, stream, batch)
-        assert (draft.check.dead, draft.check.objections) == (0, []), draft.file
+        assert (draft.check.dead, draft.check.objections) == (dead, []), draft.file
         return draft, decoded.good.select([c.name for c in stream.columns]).to_pylist()
 
 
@@ -638,6 +638,17 @@ def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
     draft, rows = of_subject(tmp_path, "PROTOBUF", text, [value])
     assert rows == [{"n": 7}]
     assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order.Id"}
+
+
+def test_records_of_another_message_are_no_rows_of_the_first(tmp_path: Path) -> None:
+    text = HEAD + "message Order { string id = 1; } message Refund { string id = 1; int32 n = 2; }"
+    order = indexed(1, type_of(text, "shop.Order")(id="a"))
+    refund = indexed(1, type_of(text, "shop.Refund")(id="b", n=7), 1)
+    values = [order] * 30 + [refund]
+    draft, rows = of_subject(tmp_path, "PROTOBUF", text, values, dead=1)
+    assert rows == [{"id": "a"}] * 30
+    assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order"}
+    assert "# Records of other messages are dead letters: shop.Refund" in draft.file
 
 
 def test_names_of_streams_and_tables() -> None:
