@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from anabranch.cli import many
 from anabranch.cli.options import HOUR, HOURS, StreamSelection, all_streams, conf_folder
-from anabranch.cli.report import Report, Result, report, watched_report
+from anabranch.cli.report import Report, Result, report
 from anabranch.common.deadline import KAFKA, LAKE
 from anabranch.common.errors import AnabranchError
 
@@ -24,12 +23,12 @@ hours_option = click.option(
 
 @click.command()
 @all_streams
-@watched_report
-def hours(chosen: StreamSelection) -> Callable[[], Result]:
+@report
+def hours(chosen: StreamSelection) -> Result:
     """List each hour: serving layer, counts and checks.
 
     \b
-    anabranch hours game_events --watch
+    anabranch hours game_events
 
     Lists hours up to the open one, by the newest row of the ledger. Several streams are read
     concurrently; one that does not answer within 6 seconds is named, and the exit code is 75.
@@ -77,7 +76,7 @@ def history(chosen: StreamSelection, hour: str | None, acts: bool) -> Result:
         found = decisions(job.lake, job.stream, hour)
         return Report(found, history_text(stream, hour, found), key="decisions")
 
-    return many.read_streams(chosen, read)()
+    return many.read_streams(chosen, read)
 
 
 @click.command()
@@ -132,7 +131,7 @@ def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Resul
         note(LAKE)
         return read(job)
 
-    return many.read_streams(chosen, read_facts)()
+    return many.read_streams(chosen, read_facts)
 
 
 @click.command("dead-letters")
@@ -218,7 +217,7 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
             view = watermarks.completeness(job.stream, state, event_time)
             return Report(view, event_time_text(view), exit_code=not view.complete)
 
-        return many.read_streams(chosen, read_day)()
+        return many.read_streams(chosen, read_day)
 
     def read(job: Job, note: Note) -> str | None:
         note(LAKE)

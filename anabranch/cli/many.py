@@ -63,16 +63,13 @@ def select(chosen: StreamSelection) -> Many:
     )
 
 
-def read_streams(
-    chosen: StreamSelection, read: Callable[[Job, Note], Report[Any]]
-) -> Callable[[], Result]:
-    """Return a function that reads the report of the one named stream, or concurrently those of
-    several streams. A stream has an error if none has answered for `ANSWER_SECONDS`."""
+def read_streams(chosen: StreamSelection, read: Callable[[Job, Note], Report[Any]]) -> Result:
+    """Read the report of the one named stream, or concurrently those of several streams. A stream
+    has an error if none has answered for `ANSWER_SECONDS`."""
     if chosen.one is not None:
-        job = open_stream(chosen.one)
-        return lambda: read(job, lambda waits_for: None)
+        return read(open_stream(chosen.one), lambda waits_for: None)
     many = select(chosen)
-    return lambda: StreamReports(ask(many, read).items(), many.unanswered)
+    return StreamReports(ask(many, read).items(), many.unanswered)
 
 
 def run_streams(

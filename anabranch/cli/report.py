@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import click
 
-from anabranch.cli.options import DURATION, conf_option, output_format, output_option
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.cli.options import conf_option, output_format, output_option
+from anabranch.common.errors import AnabranchError
 
 V = TypeVar("V", covariant=True)
 
@@ -77,50 +74,6 @@ def local_report(command: Callable[..., Result]) -> Callable[..., None]:
             sys.exit(code)
 
     return output_option(reporting)
-
-
-def watched_report(command: Callable[..., Callable[[], Result]]) -> Callable[..., None]:
-    """Like `report`, with `--watch` and `--every`; the command returns a function that reads."""
-
-    @wraps(command)
-    def reporting(*values: Any, watch: bool, interval: timedelta, **options: Any) -> None:
-        read = command(*values, **options)
-        if watch:
-            repeat(interval, read)
-        elif code := show(read()):
-            sys.exit(code)
-
-    every = click.option(
-        "--every", "interval", default="5 seconds", type=DURATION, help="Interval of --watch."
-    )
-    watch = click.option("--watch", is_flag=True, help="Repeat until stopped.")
-    return watch(every(conf_option(output_option(reporting))))
-
-
-def repeat(interval: timedelta, read: Callable[[], Result]) -> None:
-    """Read and print a report at an interval until interrupted.
-
-    On a terminal, a new report replaces the previous one once it has been read. A Transient error
-    is printed instead of a report, and the next read follows: watching is most useful during an
-    outage.
-    """
-    pause = max(0.1, interval.total_seconds())
-    # An interrupt is the normal end of --watch.
-    with suppress(KeyboardInterrupt):
-        while True:
-            try:
-                result: Result | Transient = read()
-            except Transient as error:
-                result = error
-            if sys.stdout.isatty():
-                click.clear()
-                at = datetime.now(UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
-                click.echo(f"{at} UTC, again every {pause:g} s; Ctrl-C ends", err=True)
-            if isinstance(result, Transient):
-                click.echo(str(result), err=True)
-            else:
-                show(result)
-            time.sleep(pause)
 
 
 def show(result: Result) -> int:

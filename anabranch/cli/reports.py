@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -19,7 +19,7 @@ from anabranch.cli.options import (
     conf_option,
     open_stream,
 )
-from anabranch.cli.report import Report, Result, Table, Text, report, watched_report
+from anabranch.cli.report import Report, Result, Table, Text, report
 from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ _CATALOG_SECONDS = 5.0
     type=click.Choice(["spark", "kafka", "json"]),
     help="Only print where a consumer of the topic continues after `main`.",
 )
-@watched_report
+@report
 def status(
     chosen: StreamSelection,
     only_list: bool,
     late_after: timedelta | None,
     position: Literal["spark", "kafka", "json"] | None,
-) -> Callable[[], Result]:
+) -> Result:
     """Show position, lag, backlog and the serving layers.
 
     \b
     anabranch status
-    anabranch status game_events --late-after '10 minutes' --watch
+    anabranch status game_events --late-after '10 minutes'
 
     The exit code is 1 when the layers differ in an hour without an explanation; with --late-after
     also when a record has waited and the position has not moved for that long. Several streams are
@@ -84,12 +84,11 @@ def status(
     from anabranch.operations.reports import status as views
 
     if only_list:
-        return lambda: _list_streams(chosen)
+        return _list_streams(chosen)
     if position is not None:
         if chosen.one is None:
             raise click.UsageError("expected one STREAM with --position")
-        job = open_stream(chosen.one)
-        return lambda: _position(job, position)
+        return _position(open_stream(chosen.one), position)
 
     def read(job: Job, note: Note) -> Report[views.StreamStatus]:
         view = views.status(job, late_after, note)
@@ -98,21 +97,17 @@ def status(
     if chosen.one is not None:
         return many.read_streams(chosen, read)
     selected = many.select(chosen)
-
-    def read_all() -> Report[object]:
-        found = many.ask(selected, read)
-        reports = {n: r for n, r in found.items() if isinstance(r, Report)}
-        return Report(
-            [_view(name, answer) for name, answer in found.items()],
-            statuses_text({name: one.view for name, one in reports.items()}),
-            exit_code=any(one.exit_code for one in reports.values()),
-            errors=(
-                *selected.unanswered,
-                *(error for error in found.values() if isinstance(error, AnabranchError)),
-            ),
-        )
-
-    return read_all
+    found = many.ask(selected, read)
+    reports = {n: r for n, r in found.items() if isinstance(r, Report)}
+    return Report(
+        [_view(name, answer) for name, answer in found.items()],
+        statuses_text({name: one.view for name, one in reports.items()}),
+        exit_code=any(one.exit_code for one in reports.values()),
+        errors=(
+            *selected.unanswered,
+            *(error for error in found.values() if isinstance(error, AnabranchError)),
+        ),
+    )
 
 
 def _position(job: Job, form: str) -> Report[object]:

@@ -23,7 +23,7 @@ echo "${{COMPREPLY[@]}}"
     [
         ("anabranch stat", "status"),
         ("anabranch status ga", "game_events"),
-        ("anabranch hours --wa", "--watch"),
+        ("anabranch maintain --dr", "--dry-run"),
         ("anabranch status --conf nowhere ga", ""),
     ],
 )
