@@ -54,6 +54,7 @@ from anabranch.subjects.schemas import whole_schema
 
 _FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}
 _MOST_EXCLUDED = 100
+_SELECTED = "are in no column; `select` reads them, from columns in `schema`"
 
 
 def sketch_of_registry(
@@ -96,7 +97,7 @@ def _of_version(
     records: pa.RecordBatch,
     ids: Collection[int],
 ) -> Sketch:
-    sketch = Sketch(_FORMATS.get(version.type, "avro"), schema="registry")
+    sketch = Sketch(_FORMATS.get(version.type, "avro"))
     if version.type == "AVRO":
         row = _row_of(version)
         if row is not None:
@@ -120,7 +121,12 @@ def _of_version(
             }
         )  # fmt: skip
         try:
-            plan_columns(stream, version)
+            planned = plan_columns(stream, version)
+            if forms.has_events(records):
+                # `select` takes columns of the file.
+                sketch.columns = [*stream.with_columns(planned).columns]
+                forms.add_metadata(sketch, records, lambda _: None)
+                return sketch
             break
         except Refused as error:
             cause = error.__cause__
@@ -146,10 +152,10 @@ def _of_version(
             else:
                 excluded.append(name)
                 sketch.comments.append(f"Left out: {cause}")
-    columns = columns_mapping(declared.columns)
-    if excluded or columns:
-        parts = {"columns": columns, "exclude": excluded}
-        sketch.schema = {key: value for key, value in parts.items() if value}
+    parts = {"columns": columns_mapping(declared.columns), "exclude": excluded}
+    sketch.schema = {key: value for key, value in parts.items() if value} or "registry"
+    if names := forms.headers_in_all(records)[1][:10]:
+        sketch.comments.append(f"Headers {_SELECTED}: {', '.join(names)}")
     return sketch
 
 
@@ -391,6 +397,10 @@ def finished(
         sketch.max_dead = max(50, min(95, 200 * nulls // total))
         _, stream, decoded = read(key, time)
         found = check_of(stream, records, decoded)
+    if sketch.schema is not None and forms.are_texts(given):
+        columns = decoded.rows.select([column.name for column in stream.columns])
+        if not forms.has_keys(records.column("key").to_pylist(), columns.to_pylist()):
+            sketch.comments.append(f"Keys {_SELECTED}")
     sketch.comments = [*_account(found), *sketch.comments]
     return Draft(name, topic, text_of(sketch, name, topic, table, key, time), found)
 

@@ -215,7 +215,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
         if found is None:
             return _of_text(lines, records)
         mark = found.form.get("delimiter", ",")
-        _add_metadata(
+        add_metadata(
             found, records, lambda one: csv.split((one or b"").decode(errors="replace"), mark)
         )
         return found
@@ -263,7 +263,7 @@ def _of_objects(
         _add_cloud_event(sketch, objects, stamps)
     else:
         sketch.add_fields(objects, stamps)
-    _add_metadata(sketch, records, _object)
+    add_metadata(sketch, records, _object)
     if any("struct<" in column.type for column in sketch.columns):
         comment = "Later fields of a STRUCT are counted; STRING has the whole value"
         sketch.comments.append(comment)
@@ -393,17 +393,15 @@ def _add_cloud_event(sketch: Sketch, objects: Sequence[Object], stamps: Sequence
     sketch.time = names.get(("time",), "")
 
 
-def _add_metadata(
+def add_metadata(
     sketch: Sketch, records: pa.RecordBatch, value_of: Callable[[bytes | None], Any]
 ) -> None:
     """Select the attributes of CloudEvents in headers (binary mode), and the records' keys if their
     values lack them. `value_of` reads a value."""
     columns = Sketch(columns=list(sketch.columns))
-    headers = [dict(_pairs(of)) for of in headers_of(records.column("headers")).to_pylist()]
-    counts = Counter(name for of in headers for name in of)
-    shared = sorted(name for name, n in counts.items() if n == len(headers))
+    headers, shared = headers_in_all(records)
     found = list[object]()
-    if {"ce_id", "ce_source"} <= set(shared):
+    if has_events(records):
         names = {of: columns.add(STRING, of) for of in shared if of.startswith("ce_")}
         for header, name in names.items():
             texts = [of[header].decode(errors="replace") for of in headers]
@@ -415,9 +413,8 @@ def _add_metadata(
         sketch.keys.insert(0, [names["ce_source"], names["ce_id"]])
     sent = records.column("key").to_pylist()
     given = [key for key in sent if key]
-    if given and not _has_keys(sent, map(value_of, records.column("value").to_pylist())):
-        # Numbers in four bytes may be text, with control characters.
-        if all(values.is_utf8(key) and key.decode().isprintable() for key in given):
+    if given and not has_keys(sent, map(value_of, records.column("value").to_pylist())):
+        if are_texts(given):
             found.append({columns.add(STRING, _KEY): {"kafka": "key", "type": "STRING"}})
         else:
             sketch.comments.append(
@@ -431,6 +428,18 @@ def _add_metadata(
         )
 
 
+def has_events(records: pa.RecordBatch) -> bool:
+    """Return whether all headers have what makes a record a CloudEvent, in binary mode."""
+    return {"ce_id", "ce_source"} <= set(headers_in_all(records)[1])
+
+
+def headers_in_all(records: pa.RecordBatch) -> tuple[list[dict[str, bytes]], list[str]]:
+    """Return the headers of each record, and the names in all."""
+    headers = [dict(_pairs(of)) for of in headers_of(records.column("headers")).to_pylist()]
+    counts = Counter(name for of in headers for name in of)
+    return headers, sorted(name for name, n in counts.items() if n == len(headers))
+
+
 def _is_time(of: Guess | None) -> bool:
     return of is not None and (of.type, of.notation) == ("timestamp", Notation())
 
@@ -441,7 +450,12 @@ def _pairs(headers: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, b
             yield header["key"], header["value"]
 
 
-def _has_keys(keys: Sequence[bytes | None], found: Iterable[Any]) -> bool:
+def are_texts(keys: Iterable[bytes]) -> bool:
+    """Return whether keys are text. Numbers in four bytes may be, with control characters."""
+    return all(values.is_utf8(key) and key.decode().isprintable() for key in keys)
+
+
+def has_keys(keys: Sequence[bytes | None], found: Iterable[Any]) -> bool:
     """Return whether most values contain what is in their records' keys."""
     pairs = [(k, v) for k, v in zip(keys, found, strict=True) if k and v is not None]
     found_in = sum(_parts(_payload(_of_key(k))) <= _parts(v) for k, v in pairs)

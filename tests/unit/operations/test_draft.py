@@ -561,7 +561,7 @@ def test_kafka_connect_without_schema() -> None:
 
 
 def of_subject(
-    folder: Path, kind: str, schema: str, values: list[bytes], dead: int = 0
+    folder: Path, kind: str, schema: str, values: list[bytes], dead: int = 0, **more: Any
 ) -> tuple[Draft, list[dict[str, Any]]]:
     """Return the draft of a topic whose values have schema id 1, and its rows."""
     with answering_registry() as registry:
@@ -579,12 +579,13 @@ def of_subject(
         batch = batch_of(
             [
                 SimpleNamespace(
-                    partition=0, offset=i, timestamp=AT, key=None, headers=(), value=value
+                    partition=0, offset=i, timestamp=AT, key=more.get("key"),
+                    headers=more.get("headers", ()), value=value,
                 )
                 for i, value in enumerate(values)
             ],
             NOW,
-        )
+        )  # fmt: skip
         sketch = sketch_of_registry(environment, "shop.orders", batch)
         assert sketch is not None
         draft = finished(environment, folder, sketch, batch, "orders", "shop.orders", "a.b")
@@ -638,6 +639,28 @@ def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
     draft, rows = of_subject(tmp_path, "PROTOBUF", text, [value])
     assert rows == [{"n": 7}]
     assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order.Id"}
+
+
+def test_what_is_beside_the_values_of_a_subject_is_selected_or_named(tmp_path: Path) -> None:
+    names = ["id", "ID"]
+    fields = [{"name": name, "type": "string"} for name in names]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    ce = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_time", b"2026-11-28T10:00:00Z")]
+    value = wired(1, b"\2a\2b")
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [value], headers=[*ce, ("trace", b"5")])
+    assert rows == [{"id": "a", "ID_2": "b", "ce_id": "1", "ce_source": "/s", "ce_time": TEN}]
+    file = yaml.safe_load(draft.file)
+    assert (file["format"], file["key"]) == ("avro", ["ce_source", "ce_id"])
+    assert file["event_time"] == {"column": "ce_time"}
+    assert "# Headers are in no column; `select` reads them: trace" in draft.file
+    headers, key = [("trace", b"5")], b"k-1"
+    draft, _ = of_subject(tmp_path, "AVRO", schema, [value], headers=headers, key=key)
+    assert "# Headers are in no column; `select` reads them, from columns in `schema`: trace" in (
+        draft.file
+    )
+    assert "# Keys are in no column; `select` reads them, from columns in `schema`" in draft.file
+    for key in (b"a", wired(2, b"\2c")):
+        assert "Keys are" not in of_subject(tmp_path, "AVRO", schema, [value], key=key)[0].file
 
 
 def test_records_of_another_message_are_no_rows_of_the_first(tmp_path: Path) -> None:
