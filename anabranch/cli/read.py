@@ -1,10 +1,10 @@
-"""Commands that read the data: queries, with a shell, and changes."""
+"""Commands that read the data: queries and changes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,6 @@ import click
 
 from anabranch.cli.options import DURATION, conf_folder, conf_option, open_stream, stream_argument
 from anabranch.cli.report import Event, Report, print_text, report
-from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -25,7 +24,7 @@ _SHOWN_ROWS = 200
 
 
 @click.command()
-@click.argument("sql", required=False)
+@click.argument("sql")
 @click.option(
     "--output",
     type=click.Choice(["table", "csv", "spreadsheet", "json", "parquet"]),
@@ -58,7 +57,7 @@ _SHOWN_ROWS = 200
 )
 @conf_option
 def query(
-    sql: str | None,
+    sql: str,
     output: Literal["table", "csv", "spreadsheet", "json", "parquet"],
     out: str | None,
     limit: int | None,
@@ -76,8 +75,6 @@ def query(
     anabranch query "SELECT count(*) FROM games.game_events"
     anabranch query "FROM games.game_events" --as-of main-2026-11-21T03 --out rows.csv --output csv
 
-    Without SQL, on a terminal: a shell with history.
-
     --as-of reads the tables as they were, as long as the snapshot is kept; tags keep it for a week
     (`main-<hour>` is the table when that hour was sealed). --revision reads one accepted revision
     of an hour, also a replaced one; `anabranch history STREAM` lists them. --live adds the records
@@ -86,7 +83,6 @@ def query(
     formats.
     """
     from contextlib import ExitStack, redirect_stdout
-    from pathlib import Path
 
     from anabranch.cli.render.rows import opened_text, provenance_text, tail_text
     from anabranch.common.logs import configure_logging
@@ -104,35 +100,26 @@ def query(
     reader = open_reader(conf_folder())
 
     shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
-
-    def run(statement: str) -> None:
-        reading = QueryProgress()
-        tails: list[TopicTail] | None = [] if live else None
-        with ExitStack() as progress:
-            progress.enter_context(reading.show_progress("query"))
-            with reader.query(statement, selection, reading, tails) as answer:
-                rows = answer.rows
-                if out is None and sys.stdout.isatty():
-                    # The progress display is cleared before the rows are printed.
-                    rows = counting(rows, progress.close, at_end=output == "table")
-                if write_result(rows, output, Path(out) if out else None, shown):
-                    click.echo(
-                        f"the first {shown} rows; --limit 0 shows all, --out FILE writes all",
-                        err=True,
-                    )
-        with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
-            print_text(line for tail in tails or () for line in tail_text(tail))
-            if explain:
-                print_text(opened_text(opened(answer.files)))
-            if provenance:
-                print_text(provenance_text(reader.provenance(answer, selection)))
-
-    if sql is not None:
-        run(sql)
-    elif sys.stdin.isatty():
-        interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
-    else:
-        raise click.UsageError("expected SQL, or a terminal for the shell")
+    reading = QueryProgress()
+    tails: list[TopicTail] | None = [] if live else None
+    with ExitStack() as progress:
+        progress.enter_context(reading.show_progress("query"))
+        with reader.query(sql, selection, reading, tails) as answer:
+            rows = answer.rows
+            if out is None and sys.stdout.isatty():
+                # The progress display is cleared before the rows are printed.
+                rows = counting(rows, progress.close, at_end=output == "table")
+            if write_result(rows, output, Path(out) if out else None, shown):
+                click.echo(
+                    f"the first {shown} rows; --limit 0 shows all, --out FILE writes all",
+                    err=True,
+                )
+    with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
+        print_text(line for tail in tails or () for line in tail_text(tail))
+        if explain:
+            print_text(opened_text(opened(answer.files)))
+        if provenance:
+            print_text(provenance_text(reader.provenance(answer, selection)))
 
 
 @click.command()
@@ -166,46 +153,3 @@ def changes(
     with suppress(KeyboardInterrupt):
         for change in feed.follow(job, token, every) if follow else feed.poll(job, token):
             yield Event(change, [change_words(change)])
-
-
-_REMEMBERED = 1000
-
-
-def interact(run: Callable[[str], None], history: Path) -> None:
-    """Read statements, which end with a semicolon, and run each, until `exit`, `quit` or the end of
-    the input. An AnabranchError is printed and does not end the shell. Keeps the last 1,000 lines
-    in `history`, if Python has readline."""
-    import code
-
-    class Shell(code.InteractiveConsole):
-        def runsource(self, source: str, filename: str = "", symbol: str = "") -> bool:
-            if source.strip().rstrip(";") in ("exit", "quit"):
-                raise SystemExit
-            if not source.rstrip().endswith(";"):
-                return bool(source.strip())
-            try:
-                run(source)
-            except AnabranchError as error:
-                click.echo(str(error), err=True)
-            return False
-
-    sys.ps1, sys.ps2 = "anabranch> ", "       ..> "
-    with _remembering(history):
-        Shell().interact("End a statement with a semicolon. SHOW TABLES; lists the tables.", "")
-
-
-@contextmanager
-def _remembering(history: Path) -> Iterator[None]:
-    with suppress(ImportError, OSError):
-        import readline
-
-        history.parent.mkdir(parents=True, exist_ok=True)
-        history.touch(mode=0o600)
-        readline.read_history_file(history)
-        readline.set_history_length(_REMEMBERED)
-    try:
-        yield
-    finally:
-        # Not at the interpreter's exit: a command ends its process with os._exit.
-        with suppress(NameError, OSError):
-            readline.write_history_file(history)
