@@ -6,7 +6,6 @@ environment.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -14,14 +13,12 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import IO, Any
 
-from airflow.configuration import conf
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from anabranch_assets import group_hours_asset, hours_asset, partitions_asset, restated_days_asset
@@ -291,37 +288,17 @@ def rebuild_options(
     return [*(flag for flag, given in flags.items() if given), *(["--why", why] if why else [])]
 
 
-def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
-    """Return a task's try and DAG run as NAMESPACE/JOB/RUN ID of OpenLineage's clients, with the
-    ids of Airflow's OpenLineage provider, which derives them if it is installed."""
+def lineage_options(instance: Any) -> list[str]:
+    """Return the options that name a task's try and DAG run, by the ids of Airflow's OpenLineage
+    provider; none without it, which then sends no event of them."""
     try:
         macros = importlib.import_module("airflow.providers.openlineage.plugins.macros")
     except ImportError:
-        namespace = conf.get("openlineage", "namespace", fallback="") or os.environ.get(
-            "OPENLINEAGE_NAMESPACE", "default"
-        )
-        return derived_parents(namespace, instance, run)
-    return macros.lineage_parent_id(instance), macros.lineage_root_parent_id(instance)
-
-
-def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
-    """Derive the same ids as the provider. Pure."""
-    dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
-    try_id = _static_uuid(
-        at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}"
-    )
-    run_id = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
-    return f"{namespace}/{dag}.{task}/{try_id}", f"{namespace}/{dag}/{run_id}"
-
-
-def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
-    """Return a UUID of version 7 with a digest, as OpenLineage's `generate_static_uuid`."""
-    at = instant.astimezone(UTC)
-    digest = (
-        int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84
-    )
-    value = (int(at.timestamp() * 1000) & 0xFFFFFFFFFFFF) << 80 | digest & 0xFFFFFFFFFFFFFFFFFFFF
-    return uuid.UUID(int=value & ~(0xF000 << 64) & ~(0xC000 << 48) | 7 << 76 | 0x8000 << 48)
+        return []
+    return [
+        f"--parent-run={macros.lineage_parent_id(instance)}",
+        f"--root-run={macros.lineage_root_parent_id(instance)}",
+    ]
 
 
 class RebuildOperator(HourOperator):
@@ -340,11 +317,10 @@ def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
     run = context["dag_run"]
     options = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
     try:
-        parent, root = lineage_parents(context["ti"], run)
+        return [*options, *lineage_options(context["ti"])]
     except Exception:
         operator.log.exception("lineage will not name this task; nothing else depends on it")
         return options
-    return [*options, f"--parent-run={parent}", f"--root-run={root}"]
 
 
 class BacklogOperator(AnabranchOperator):

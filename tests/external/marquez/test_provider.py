@@ -1,5 +1,4 @@
-"""Airflow's own OpenLineage provider gives a task's try and its DAG run the ids that our DAGs give
-them without it."""
+"""Our DAGs name a task's try and its DAG run as Airflow's own OpenLineage provider reports them."""
 
 import json
 import os
@@ -34,16 +33,16 @@ for logical, cleared, attempt, mapped in (
         dag_id="anabranch_hourly__events", task_id="rebuild", try_number=attempt, map_index=mapped, dag_run=run,
         get_template_context=lambda run=run: {"dag_run": run},
     )
-    by_provider = ours.lineage_parents(task, run)
-    runs.append([ours.derived_parents("team/a", task, run), by_provider])
+    parent, root = ours.lineage_options(task)
+    runs.append([parent, root])
     at = logical or after
-    assert by_provider[0].endswith(OpenLineageAdapter.build_task_instance_run_id(
+    assert parent.endswith(OpenLineageAdapter.build_task_instance_run_id(
         dag_id=task.dag_id, task_id=task.task_id, try_number=attempt, logical_date=at, map_index=mapped))
 print("RUNS" + json.dumps(runs))
 """
 
 
-def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> None:
+def test_a_rebuild_names_the_runs_of_airflows_provider(tmp_path: Path) -> None:
     environment = os.environ | {
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a",
@@ -55,9 +54,9 @@ def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout.rpartition("RUNS")[2])
     assert len(reported) == 3
-    for derived, by_provider in reported:
-        assert derived == by_provider
-        assert by_provider[0].startswith("team/a/anabranch_hourly__events.rebuild/")
+    for parent, root in reported:
+        assert parent.startswith("--parent-run=team/a/anabranch_hourly__events.rebuild/")
+        assert root.startswith("--root-run=team/a/anabranch_hourly__events/")
 
 
 _RUN = """
