@@ -1,8 +1,8 @@
 """Seeded, realistic events of the stream `game_events`, and an account of their sends.
 
 Pure: no clock, no Kafka. The same arguments give the same bytes on every machine. Players are
-skewed (a few play most of the time), a session begins with `session_start` and ends with
-`session_end`, `level` is set on `level_up` only and `amount` on `purchase` only.
+skewed (a few play most of the time), `level` is set on `level_up` only and `amount` on `purchase`
+only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK = 100
 _HOUR = 3_600_000
 _DAY = 24 * _HOUR
 _PLAYERS = 5_000
-_SESSIONS = 200
+_TYPES = ("session_start", "session_end", *("level_up",) * 4, "purchase", *("achievement",) * 2)
 _GAMES = ("castle_rush", "star_miners", "puzzle_garden", "night_racers", "dungeon_tales")
 _PLATFORMS = ("android", "android", "ios", "ios", "pc", "console")
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -180,7 +180,7 @@ def _records(
 ) -> Iterator[ProducerRecord]:
     """Generate the records. `crossings`: the last event before an hour's end, by block.
     `longest_delay`: of a duplicate, in originals."""
-    play = _Play(random.Random(f"play {seed}"))
+    play = random.Random(f"play {seed}")
     dirt = random.Random(f"dirt {seed}")
     retries: list[
         tuple[int, int, ProducerRecord]
@@ -200,7 +200,7 @@ def _records(
                     duplicate = crossings[block]
         at = stamp(index)
         age = dirt.randrange(_DAY, 3 * _DAY) if index == late else int(dirt.random() * 3_000)
-        event = {"event_id": f"{run}-{index:08x}"} | play.next_event(_iso(at - age))
+        event = {"event_id": f"{run}-{index:08x}"} | _event(play, _iso(at - age))
         key = str(event["player_id"]).encode()
         record = ProducerRecord("late" if index == late else "good", key, _json(event), at)
         yield record
@@ -223,60 +223,20 @@ def _records(
         yield heapq.heappop(retries)[2]._replace(kind="duplicate", timestamp_ms=at)
 
 
-class _Play:
-    """Players with their sessions and levels."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._sessions: list[list[object]] = []  # player, game, platform, events left
-        self._playing: set[int] = set()
-        self._levels: dict[tuple[object, object], int] = {}
-
-    def next_event(self, event_time: str) -> dict[str, object]:
-        rng = self._rng
-        draw = rng.random()
-        if not self._sessions or (len(self._sessions) < _SESSIONS and draw < 0.25):
-            return self._start(event_time)
-        place = int(rng.random() * len(self._sessions))
-        session = self._sessions[place]
-        player, game, platform, left = session
-        event: dict[str, object] = {
-            "event_type": "achievement",
-            "game": game,
-            "player_id": f"p{player}",
-            "event_time": event_time,
-            "platform": platform,
-        }
-        assert isinstance(left, int) and isinstance(player, int)
-        if left == 0:
-            self._sessions[place] = self._sessions[-1]
-            self._sessions.pop()
-            self._playing.remove(player)
-            return event | {"event_type": "session_end"}
-        session[3] = left - 1
-        kind = rng.random()
-        if kind < 0.55:
-            level = self._levels[player, game] = self._levels.get((player, game), 1) + 1
-            return event | {"event_type": "level_up", "level": level}
-        if kind < 0.67:
-            return event | {"event_type": "purchase", "amount": rng.choice(_PRICES)}
-        return event
-
-    def _start(self, event_time: str) -> dict[str, object]:
-        player = int(_PLAYERS * self._rng.random() ** 3)
-        while player in self._playing:
-            player = (player + 1) % _PLAYERS
-        self._playing.add(player)
-        game = _GAMES[int(len(_GAMES) * self._rng.random() ** 2)]
-        platform = _PLATFORMS[player % len(_PLATFORMS)]
-        self._sessions.append([player, game, platform, self._rng.randint(1, 14)])
-        return {
-            "event_type": "session_start",
-            "game": game,
-            "player_id": f"p{player}",
-            "event_time": event_time,
-            "platform": platform,
-        }
+def _event(rng: random.Random, event_time: str) -> dict[str, object]:
+    player, kind = int(_PLAYERS * rng.random() ** 3), rng.choice(_TYPES)
+    event: dict[str, object] = {
+        "event_type": kind,
+        "game": _GAMES[int(len(_GAMES) * rng.random() ** 2)],
+        "player_id": f"p{player}",
+        "event_time": event_time,
+        "platform": _PLATFORMS[player % len(_PLATFORMS)],
+    }
+    if kind == "level_up":
+        event["level"] = rng.randint(2, 50)
+    elif kind == "purchase":
+        event["amount"] = rng.choice(_PRICES)
+    return event
 
 
 def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> ProducerRecord:
