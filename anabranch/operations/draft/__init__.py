@@ -388,12 +388,12 @@ def finished(
     time = _time(sketch, stream, rows)
     _, stream, decoded = read(key, time)
     found = check_of(stream, records, decoded)
-    nulls = sum(reason.records for reason in found.reasons if reason.code == "null_value")
+    nulls = sum(r.records for r in found.reasons if r.code in ("null_value", "header_line"))
     most, total = stream.quality.max_dead, found.records
     if is_too_many(found.dead, total, most, 1) and not is_too_many(
         found.dead - nulls, total, most, 1
     ):
-        # Of an hour, another share may be null.
+        # Of an hour, another share may be null, or headers.
         sketch.max_dead = max(50, min(95, 200 * nulls // total))
         _, stream, decoded = read(key, time)
         found = check_of(stream, records, decoded)

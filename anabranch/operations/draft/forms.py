@@ -35,6 +35,7 @@ from anabranch.decode.guessed import STRING, Guess, common_notation, guess, gues
 from anabranch.decode.inputs import headers_of
 
 MOST_COLUMNS = 300
+_NOT_ROWS = "null values and headers"
 _NO_NAME = re.compile(r'["\\\x00-\x1f]')
 _NO_VALUE = Guess("string", note="null in each record")
 
@@ -159,7 +160,7 @@ def text_of(
     if sketch.rescues:
         lines.append("unknown: rescue # fields without a column, in the column rescued")
     if sketch.max_dead:
-        lines.append(f"quality: {{max_dead: {sketch.max_dead} %}} # null values are dead letters")
+        lines.append(f"quality: {{max_dead: {sketch.max_dead} %}} # {_NOT_ROWS} are dead letters")
     return "\n".join(lines) + "\n"
 
 
