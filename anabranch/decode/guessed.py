@@ -71,6 +71,8 @@ class Guess:
 
 STRING = Guess("string")
 _VARIES, _ROUNDS = "values vary in type", "rounds what has more digits"
+_CUT = "digits below a microsecond are cut"
+_MORE_DIGITS = re.compile("[.,][0-9]{6}[0-9]*[1-9]")
 # A type that is no name of a STRUCT's field.
 _TIMES = re.compile(r"(?:^|[<,:])(?:timestamp|date)(?=[,>]|$)")
 
@@ -210,7 +212,7 @@ def _unit_by_size(numbers: Sequence[Decimal]) -> str:
 
 
 def _of_unit(unit: str) -> Guess:
-    note = "digits below a microsecond are cut; BIGINT has all" if unit == "nanos" else ""
+    note = f"{_CUT}; BIGINT has all" if unit == "nanos" else ""
     return Guess("timestamp", Notation(unit=unit), note)
 
 
@@ -231,19 +233,21 @@ def _of_texts(given: Sequence[object], name: str, span: Span, plain: bool) -> Gu
             has_zone = kind == "date" or all(
                 re.search("(Z|[+-][0-9:]{2,6})$", t[10:]) for t in texts
             )
-            return Guess(kind, note="" if has_zone or plain else "without a zone: UTC")
+            return Guess(kind, note="" if plain else _note(texts, has_zone))
     if plain:
         return STRING
+    is_id = _ID_WORDS.search(snake(name)) is not None
     if all(map(values.NUMBER.fullmatch, texts)):
         if unit := _unit([Decimal(text) for text in texts], name, span):
             return _of_unit(unit)
         note = 'numbers in text, perhaps {type: BIGINT, decimal: "."}'
         if not all(map(values.INTEGER.fullmatch, texts)):
-            return _fixed(texts) or Guess("string", note="numbers in text, perhaps DECIMAL(p,s)")
+            fixed = None if is_id else _fixed(texts)
+            return fixed or Guess("string", note="numbers in text, perhaps DECIMAL(p,s)")
         if not (pattern := _of_digits(texts, name)):
             return Guess("string", note=note)
         return _of_pattern([pattern], texts) or Guess("string", note=note)
-    if all(map(_COMMA.fullmatch, texts)):
+    if not is_id and all(map(_COMMA.fullmatch, texts)):
         kind = _decimal([Decimal(text.replace(",", ".")) for text in texts])
         return Guess(kind, Notation(decimal=","), _ROUNDS) if kind else STRING
     return _of_pattern(_patterns(texts[0]), texts) or STRING
@@ -272,11 +276,15 @@ def _of_pattern(patterns: Sequence[str], texts: Sequence[str]) -> Guess | None:
     [pattern] = found.values()
     clock = parse_pattern(pattern).has_clock
     has_zone = not clock or "%z" in pattern or pattern.endswith(("UTC", "GMT"))
-    return Guess(
-        "timestamp" if clock else "date",
-        Notation(pattern=pattern),
-        "" if has_zone else "without a zone: UTC",
-    )
+    kind = "timestamp" if clock else "date"
+    return Guess(kind, Notation(pattern=pattern), _note(texts, has_zone))
+
+
+def _note(texts: Sequence[str], has_zone: bool) -> str:
+    """Return what times lose or assume."""
+    is_cut = any(map(_MORE_DIGITS.search, texts))
+    notes = [f"{_CUT}; STRING has all"] if is_cut else []
+    return "; ".join(notes if has_zone else [*notes, "without a zone: UTC"])
 
 
 def _read(texts: Sequence[str], kind: str, notation: Notation) -> bool:

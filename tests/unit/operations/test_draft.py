@@ -201,6 +201,8 @@ SECONDS = 1795860000
         ("total", ["12,50", "7"], {"type": "DECIMAL(18,2)", "decimal": ","}, Decimal("12.50")),
         ("total", ["12.50", "7.00"], "DECIMAL(18,2)", Decimal("12.50")),
         ("version", ["1.0", "2.0"], "STRING", "1.0"),
+        ("user_pseudo_id", ["12345.1795860000"], "STRING", "12345.1795860000"),
+        ("client_id", ["12,50"], "STRING", "12,50"),
         ("zip", ["01234", "99999"], "STRING", "01234"),
         ("flag", [True, None, False], "BOOLEAN", True),
         ("nothing", [None], "STRING", None),
@@ -226,6 +228,12 @@ def test_numbers_without_loss() -> None:
     values: list[object] = ['{"a":12345678901234567.89,"b":1e400}']
     assert file_of(values)["schema"] == {"a": "DECIMAL(38,2)", "b": "STRING"}
     assert drafted(values)[1] == [{"a": Decimal("12345678901234567.89"), "b": "1e400"}]
+
+
+def test_digits_that_are_cut_are_named() -> None:
+    at, note = "2026-11-28T10:00:00.123456", "digits below a microsecond are cut"
+    assert note in drafted([{"at": f"{at}Z"}, {"at": f"{at}789Z"}])[0].file
+    assert note not in drafted([{"at": f"{at}Z"}, {"at": f"{at}000+01:00"}])[0].file
 
 
 def test_names_that_are_no_columns() -> None:
