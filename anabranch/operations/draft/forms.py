@@ -185,6 +185,9 @@ _DELIMITERS = (",", ";", "\t", "|")
 _OPERATIONS = frozenset("crudtm")
 _DOCUMENTS = {list: "lists of JSON", str: "JSON in a text of JSON", dict: "several objects of JSON"}
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+# Beside separators and terminals' escapes: bytes of formats with a schema may be UTF-8 too.
+_NO_TEXT = re.compile(rb"[\x00\x02-\x08\x0e-\x1a]")
+_ID_HEADER = "__value_schema_id"
 _COMPRESSED = {b"\x1f\x8b": "compressed by gzip", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 # Fields of a change's source that place it, in the order of databases' logs.
 _POSITIONS = (
@@ -202,7 +205,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
     """Return the sketch of a topic's records, of `operations.check.batch_of`. Pure."""
     given = [value for value in records.column("value").to_pylist() if value is not None]
     stamps = stamps_of(records)
-    if given and all(json.detect_encoding(value).startswith("utf-16") for value in given):
+    if given and all(map(_is_utf16, given)):
         comment = "text in UTF-16, which no format reads: let the producer send UTF-8"
         return _raw("binary", records, [comment])
     objects = [one for one in map(read, given) if isinstance(one, Mapping)]
@@ -210,7 +213,8 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
         sketch = _of_objects(objects, stamps, records)
         if sketch.columns:
             return sketch
-    lines = [one.decode("utf-8-sig") for one in given if values.is_utf8(one) and one[:1] != b"\0"]
+    texts = [one for one in given if values.is_utf8(one) and not _NO_TEXT.search(one.rstrip(b"\0"))]
+    lines = [one.decode("utf-8-sig") for one in texts]
     if 2 * len(lines) > len(given):
         found = None if form_of(lines) else _of_csv(lines, stamps, _firsts(records))
         if found is None:
@@ -227,8 +231,26 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
         if all(value.startswith(start) for value in given):
             comment = f"{name}, which no format reads: let Kafka compress (compression.type)"
     if all(value[:1] == b"\0" for value in given):
-        comment = "values begin with a zero byte, as with a schema registry: set registry.url"
+        comment = (
+            "values begin with a zero byte, as with a schema registry: set registry.url to the one "
+            "that has their ids, of four bytes"
+        )
+    if _ID_HEADER in headers_in_all(records)[1]:
+        comment = (
+            f"the schema's id is in the header {_ID_HEADER}: let the producer write it before the "
+            "payload (value.schema.id.serializer)"
+        )
     return _raw("binary", records, [comment])
+
+
+def _is_utf16(value: bytes) -> bool:
+    encoding = json.detect_encoding(value)
+    try:
+        return encoding.startswith("utf-16") and not _NO_TEXT.search(
+            value.decode(encoding).encode()
+        )
+    except UnicodeError:
+        return False
 
 
 def stamps_of(records: pa.RecordBatch) -> list[int]:

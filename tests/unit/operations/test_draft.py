@@ -388,6 +388,18 @@ def test_bytes() -> None:
     assert yaml.safe_load(draft.file)["schema"] == {"value": "BINARY", "key": "STRING"}
     assert rows == [{"value": b"\xff\x00", "key": "k"}, {"value": b"\x80", "key": None}]
     assert "set registry.url" in drafted([b"\0\0\0\0\1abc"])[0].file
+    # Avro whose first field is null, or a text of two characters, is no UTF-16.
+    for value in (b"\0\4o0\0", b"\0\4o00\0", b"\4\0ab"):
+        headers = [[("__value_schema_id", b"\0\0\0\1")]]
+        file = drafted([value], headers=headers)[0].file
+        assert "# the schema's id is in the header __value_schema_id" in file
+        assert "UTF-16" not in drafted([value])[0].file
+    # Protobuf may be UTF-8.
+    draft, _ = drafted([b"\n\3o-1\x10\5"] * 5)
+    assert "# no text: perhaps a format with a schema" in draft.file
+    assert yaml.safe_load(draft.file)["schema"] == {"value": "BINARY"}
+    for text in (b"8=FIX.4.4\x0135=D\x01", b"from C\0"):
+        assert file_of([text])["schema"] == {"value": "STRING"}
 
 
 def test_cloud_events() -> None:
