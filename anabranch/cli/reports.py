@@ -281,6 +281,7 @@ def status_text(view: StreamStatus) -> Text:
     from anabranch.operations.reports.status import overdue_words, unexplained_words
     from anabranch.protocol.registers import span_words
 
+    share = view.running_dead_share
     rows: list[tuple[str, object]] = [
         ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
         ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
@@ -298,7 +299,10 @@ def status_text(view: StreamStatus) -> Text:
         ("refused restatements", ", ".join(view.refused_restatements) or "none"),
         ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
         ("dead letters", view.dead_letters),
-        ("newest hour's dead letters", _dead_words(view)),
+        (
+            "newest hour's dead letters",
+            f"{max(view.dead_shares)}: {share.words}" if share is not None else "no records",
+        ),
         (
             "lost to retention",
             ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none",
@@ -344,12 +348,6 @@ def status_text(view: StreamStatus) -> Text:
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; "
             f"look at `anabranch explain {view.stream} {hour} --rows`"
         )
-
-
-def _dead_words(view: StreamStatus) -> str:
-    """Return the dead letters of the newest hour with records that is not accepted."""
-    share = view.running_dead_share
-    return f"{max(view.dead_shares)}: {share.words}" if share is not None else "no records"
 
 
 def statuses_text(views: Mapping[str, StreamStatus]) -> Text:

@@ -188,7 +188,13 @@ class Family:
     def _fill(self, template: str, topic: str) -> str:
         found = re.fullmatch(self.topics.pattern, topic)
         assert found is not None
-        return _GROUP.sub(lambda group: _legal(found[_group_key(group[1])] or ""), template)
+
+        def value(group: re.Match[str]) -> str:
+            key = group[1]
+            text = found[int(key) if key.isdecimal() else key] or ""
+            return re.sub(r"[.-]", "_", text)
+
+        return _GROUP.sub(value, template)
 
 
 @dataclass(frozen=True)
@@ -388,15 +394,6 @@ def _with_place(target: object, fill: Callable[[str], str]) -> object:
         k: fill(value) if k in _PLACES and isinstance(value, str) else value
         for k, value in target.items()
     }
-
-
-def _group_key(group: str) -> int | str:
-    return int(group) if group.isdecimal() else group
-
-
-def _legal(text: str) -> str:
-    """Convert the text of a group to a legal name: `.` and `-` become `_`."""
-    return re.sub(r"[.-]", "_", text)
 
 
 Selected = Mapping[str, Stream | ConfigurationError]

@@ -72,8 +72,9 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
     refused = row.decision == "refused"
     run = row.run
     began = run.began if run is not None else row.recorded_at
+    name = f"{name}.{row.decision_id}" if refused else name
     return HourRun(
-        id=_run_id(row.hour, f"{name}.{row.decision_id}" if refused else name),
+        id=str(generate_static_uuid(start_of(row.hour), name.encode())),
         hour=row.hour,
         began=min(began, row.recorded_at),
         ended=row.recorded_at,
@@ -82,10 +83,6 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
         parent=_parsed_run(run.parent if run is not None else None),
         root=_parsed_run(run.root if run is not None else None),
     )
-
-
-def _run_id(hour: str, name: str) -> str:
-    return str(generate_static_uuid(start_of(hour), name.encode()))
 
 
 def _parsed_run(text: str | None) -> ParentRun | None:

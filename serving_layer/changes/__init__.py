@@ -497,16 +497,10 @@ def _old_files(
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")
         is_tagged = tag is not None and content.layer == "batch" and not content.erased
         tagged = tag.snapshot_id if tag is not None and is_tagged else None
-        id = next(
-            (
-                i
-                for i in (row.snapshot_id if row is not None else None, tagged)
-                if _is_kept(table, i)
-            ),
-            None,
-        )
-        if id is not None:
-            hours_of.setdefault(id, []).append(hour)
+        ids = (row.snapshot_id if row is not None else None, tagged)
+        kept = [id for id in ids if id is not None and table.snapshot_by_id(id) is not None]
+        if kept:
+            hours_of.setdefault(kept[0], []).append(hour)
     old: dict[str, dict[str, DataFile]] = {}
     for id, hours in hours_of.items():
         snapshot = table.metadata.snapshot_by_id(id)
@@ -514,7 +508,3 @@ def _old_files(
         found = files_at(table, snapshot, hours)
         old |= {hour: found.get(hour, {}) for hour in hours}
     return old
-
-
-def _is_kept(table: Table, id: int | None) -> bool:
-    return id is not None and table.metadata.snapshot_by_id(id) is not None

@@ -234,21 +234,19 @@ def _stored(table: Table, paths: Collection[str]) -> set[str]:
 def _holders(
     table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime
 ) -> list[Holder]:
-    """Return the references to former files in storage. `anabranch maintain` ends them at the
-    deadline, except foreign branches."""
+    """Return the references to former files in storage."""
     of_snapshot = {
         id: {path: size for path, size in of_one.items() if path in paths}
         for id, of_one in former.items()
     }
     found = holders_of(table, of_snapshot, one.changed, now)
+    # `anabranch maintain` ends them at the deadline, except branches of other programs.
     return [
-        replace(h, until=min(h.until or one.until, one.until)) if _ends_at_deadline(h) else h
+        h
+        if h.until is None and h.name.startswith("branch ")
+        else replace(h, until=min(h.until or one.until, one.until))
         for h in found
     ]
-
-
-def _ends_at_deadline(holder: Holder) -> bool:
-    return holder.until is not None or not holder.name.startswith("branch ")
 
 
 def _count_versions(job: Job, one: Erasure) -> int | str:

@@ -57,11 +57,7 @@ class Workers:
     run: Callable[[Callable[[int], Any], int], Iterator[Any]]
 
 
-def _here(task: Callable[[int], T], number: int) -> Iterator[T]:
-    return map(task, range(number))
-
-
-HERE = Workers(1, _here)
+HERE = Workers(1, lambda task, number: map(task, range(number)))
 """This process."""
 
 

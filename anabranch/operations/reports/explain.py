@@ -17,6 +17,7 @@ from anabranch.offsets.hours import IMPORTED, Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.dead_letters import speed_rows_reason
 from anabranch.operations.reports.status import unexplained_words
+from anabranch.protocol import ledger
 from anabranch.protocol.decisions import (
     DecisionFacts,
     Tagged,
@@ -25,7 +26,6 @@ from anabranch.protocol.decisions import (
     hour_query,
     tagged,
 )
-from anabranch.protocol.ledger import newest
 from anabranch.protocol.ledger_row import (
     TERMS,
     Account,
@@ -153,7 +153,7 @@ def hour_facts(
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
     account = _account(rows, accepted, refusals)
-    sealed = _last(rows, "sealed")
+    newest, sealed = state.accepted.get(hour) or accepted, _last(rows, "sealed")
     cut = _cut(state, hour, rows)
     uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
     gone = (
@@ -176,7 +176,7 @@ def hour_facts(
         topic_id=cut.topic_id if cut is not None else None,
         cut=ranges_of(cut),
         offsets=cut.offsets if cut is not None else None,
-        revision=_revision(state, hour, accepted),
+        revision=newest.revision if newest is not None else 0,
         accepted_at=accepted.recorded_at if accepted else None,
         snapshot_id=accepted.snapshot_id if accepted else None,
         reason=accepted.reason if accepted else None,
@@ -265,19 +265,13 @@ def _account(
 ) -> HourAccount:
     if accepted is None:
         return refusals[-1] if refusals else HourAccount()
-    return newest(rows[list(rows).index(accepted) :])[accepted.hour]
+    return ledger.newest(rows[list(rows).index(accepted) :])[accepted.hour]
 
 
 def _cut(state: State, hour: str, rows: Sequence[LedgerRow]) -> Cut | None:
     return state.cuts.get(hour) or next(
         (row.cut for row in reversed(rows) if row.cut is not None), None
     )
-
-
-def _revision(state: State, hour: str, accepted: LedgerRow | None) -> int:
-    if hour in state.accepted:
-        return state.accepted[hour].revision
-    return accepted.revision if accepted is not None else 0
 
 
 def _override(state: State, hour: str, rows: Sequence[LedgerRow]) -> Override | None:

@@ -232,7 +232,8 @@ class FollowedStreams:
         for name, job in self.folder.jobs().items():
             known = before.get(name)
             if known is None or known.job is not job:
-                reader = BackgroundReader(f"stream {name}", self._read_of(job), self._now)
+                read = self._opened(job) if isinstance(job, Job) else partial(_raise, job)
+                reader = BackgroundReader(f"stream {name}", read, self._now)
                 if known is not None:
                     reader.reading = replace(known.reader.reading, asking_since=None)
                 known = FollowedStream(job, reader)
@@ -244,11 +245,6 @@ class FollowedStreams:
         if self._started:
             self._run([new for name, new in current.items() if before.get(name) is not new])
         return changed
-
-    def _read_of(self, job: Job | AnabranchError) -> Callable[[], Readings]:
-        if isinstance(job, AnabranchError):
-            return partial(_raise, job)
-        return self._opened(job)
 
     def _follow(self, followed: Callable[[Collection[str]], object]) -> None:
         while not self._stopped.wait(self._every.total_seconds()):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from anabranch import config
 from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.config import Stream
-from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.manifests import HourContent, content_by_hour
 from anabranch.iceberg.snapshots import head, heads, last_publish, made_at, published_since, total
 from anabranch.job import Job
@@ -165,18 +164,15 @@ def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
     return {name: at.isoformat() if at is not None else None for name, at in times.items()}
 
 
-def hours(
-    job: Job, since: str | None = None, note: Note = lambda waits_for: None
-) -> list[HourSummary]:
-    """Return every hour from the first (or `since`) to the running one, oldest first: the values of
-    the ledger's newest row, with state and serving layer from the table."""
+def hours(job: Job, note: Note = lambda waits_for: None) -> list[HourSummary]:
+    """Return every hour from the first to the running one, oldest first: the values of the ledger's
+    newest row, with state and serving layer from the table."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
-    span = Span(since, _running(state, now)) if since is not None else None
-    rows = job.ledger.history(span, without=("partitions", "sources"))
+    rows = job.ledger.history(without=("partitions", "sources"))
     shares = dead_shares(state, job.lake.load(job.stream.dead_letters_table), now)
-    return hour_rows(state, rows, now, since or "", shares)
+    return hour_rows(state, rows, now, shares)
 
 
 def dead_shares(state: State, letters: Table, now: datetime) -> dict[str, HourShare]:
@@ -201,21 +197,17 @@ def hour_rows(
     state: State,
     history: Sequence[LedgerRow],
     now: datetime,
-    since: str = "",
     shares: Mapping[str, HourShare] | None = None,
 ) -> list[HourSummary]:
-    """Return the hours' summaries, from the table's state and the ledger's rows (all, or from the
-    hour `since` on). An hour without a row has only the table's values. `shares`: from
-    `dead_shares`. Pure."""
+    """Return the hours' summaries, from the table's state and all rows of the ledger. An hour
+    without a row has only the table's values. `shares`: from `dead_shares`. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     refused = ledger.open_refusals(row for row in history if row.decision != "served")
     timeline = state.timeline
     known = {
         *rows,
-        *hour_words.hours_between(
-            max(timeline.first, since), hour_words.shift(_running(state, now), 1)
-        ),
+        *hour_words.hours_between(timeline.first, hour_words.shift(_running(state, now), 1)),
     }
     return [
         _hour(state, h, rows.get(h), why.get(h), refused.get(h), (shares or {}).get(h))
