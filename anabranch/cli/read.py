@@ -82,13 +82,13 @@ def query(
     letters. --live, --explain and --provenance print below a table, and to standard error for other
     formats.
     """
-    from contextlib import ExitStack, redirect_stdout
+    from contextlib import redirect_stdout
 
     from anabranch.cli.render.rows import opened_text, provenance_text, tail_text
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.datasets import opened
-    from serving_layer.query.reading import QueryProgress, counting
+    from serving_layer.query.reading import QueryProgress
     from serving_layer.reader import open_reader
     from serving_layer.reader.selection import Revision, Selection
 
@@ -102,18 +102,14 @@ def query(
     shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
     reading = QueryProgress()
     tails: list[TopicTail] | None = [] if live else None
-    with ExitStack() as progress:
-        progress.enter_context(reading.show_progress("query"))
-        with reader.query(sql, selection, reading, tails) as answer:
-            rows = answer.rows
-            if out is None and sys.stdout.isatty():
-                # The progress display is cleared before the rows are printed.
-                rows = counting(rows, progress.close, at_end=output == "table")
-            if write_result(rows, output, Path(out) if out else None, shown):
-                click.echo(
-                    f"the first {shown} rows; --limit 0 shows all, --out FILE writes all",
-                    err=True,
-                )
+    with (
+        reading.show_progress("query"),
+        reader.query(sql, selection, reading, tails) as answer,
+    ):
+        if write_result(answer.rows, output, Path(out) if out else None, shown):
+            click.echo(
+                f"the first {shown} rows; --limit 0 shows all, --out FILE writes all", err=True
+            )
     with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
         print_text(line for tail in tails or () for line in tail_text(tail))
         if explain:

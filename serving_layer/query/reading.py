@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,21 +15,6 @@ from anabranch.common.logs import Progress, repeating
 LOG = logging.getLogger(__name__)
 
 _UPDATE_SECONDS = 0.5
-
-
-def counting(
-    rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool
-) -> pa.RecordBatchReader:
-    """Return the same rows; call `note` after the last and, unless `at_end`, before the first."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(rows):
-            if not number and not at_end:
-                note()
-            yield batch
-        note()
-
-    return pa.RecordBatchReader.from_batches(rows.schema, batches())
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """How far a query has read its files is followed, and changes nothing of what it reads."""
 
-import io
 import threading
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from anabranch.common.logs import Progress
 from serving_layer.query import reading as module
-from serving_layer.query.reading import QueryProgress, counting
+from serving_layer.query.reading import QueryProgress
 
 FILES, ROWS = 4, 1000
 
@@ -59,13 +58,3 @@ def test_progress_counts_all_rows_read(files: ds.Dataset, monkeypatch: pytest.Mo
             reading.follow(files.scanner(), FILES).to_reader().read_all()
         assert complete.wait(20), reported[-1:]
     assert reported[-1].startswith("query: ")
-
-
-@pytest.mark.parametrize(("at_end", "marks"), [(False, "!123"), (True, "123!")])
-def test_the_limit_is_noted_before_or_behind_the_rows(at_end: bool, marks: str) -> None:
-    seen = io.StringIO()
-    batches = [pa.record_batch({"n": [n]}) for n in (1, 2, 3)]
-    rows = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
-    for batch in counting(rows, lambda: "!" in seen.getvalue() or seen.write("!"), at_end):
-        seen.write(str(batch["n"][0]))
-    assert seen.getvalue() == marks
