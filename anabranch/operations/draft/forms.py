@@ -35,6 +35,7 @@ from anabranch.decode.guessed import STRING, Guess, common_notation, guess, gues
 from anabranch.decode.inputs import headers_of
 
 MOST_COLUMNS = 300
+_MANY = 100
 _NOT_ROWS = "null values and headers"
 _NO_NAME = re.compile(r'["\\\x00-\x1f]')
 _NO_VALUE = Guess("string", note="null in each record")
@@ -101,8 +102,9 @@ class Sketch:
         usable = [name for name in counts if is_usable(name)]
         # The stable sort keeps the fields' order among those of equal frequency.
         chosen = set(sorted(usable, key=lambda name: -counts[name])[:MOST_COLUMNS])
-        if len(chosen) < len(counts):
-            self.rescues = True
+        # Beside fields of few records are others, which none of these has.
+        are_rare = len(objects) >= _MANY and min(counts.values(), default=0) * 100 <= len(objects)
+        self.rescues |= are_rare or len(chosen) < len(counts)
         # Names that need no other come first, so that each keeps its own.
         for name in sorted((n for n in counts if n in chosen), key=lambda n: not NAME.fullmatch(n)):
             found = [one.get(name) for one in objects]
@@ -287,7 +289,7 @@ def _of_objects(
     else:
         sketch.add_fields(objects, stamps)
     add_metadata(sketch, records, _object)
-    if any("struct<" in column.type for column in sketch.columns):
+    if not sketch.rescues and any("struct<" in column.type for column in sketch.columns):
         comment = "Later fields of a STRUCT are counted; STRING has the whole value"
         sketch.comments.append(comment)
     return sketch

@@ -236,6 +236,14 @@ def test_digits_that_are_cut_are_named() -> None:
     assert note not in drafted([{"at": f"{at}Z"}, {"at": f"{at}000+01:00"}])[0].file
 
 
+def test_fields_that_few_records_have_are_not_all_fields() -> None:
+    kinds: list[object] = [{"id": i, "o": {"n": i}} for i in range(200)]
+    assert "unknown" not in file_of(kinds)
+    draft, _ = drafted([*kinds, {"id": 200, "refund": 5}])
+    assert yaml.safe_load(draft.file)["unknown"] == "rescue"
+    assert "Later fields of a STRUCT" not in draft.file
+
+
 def test_names_that_are_no_columns() -> None:
     names = [
         "@timestamp", "event.action", "ID", "id", "kafka_offset", "9", "ключ", "on", "${A}", '"',
