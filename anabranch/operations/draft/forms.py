@@ -102,9 +102,7 @@ class Sketch:
         usable = [name for name in counts if is_usable(name)]
         # The stable sort keeps the fields' order among those of equal frequency.
         chosen = set(sorted(usable, key=lambda name: -counts[name])[:MOST_COLUMNS])
-        # Beside fields of few records are others, which none of these has.
-        are_rare = len(objects) >= _MANY and min(counts.values(), default=0) * 100 <= len(objects)
-        self.rescues |= are_rare or len(chosen) < len(counts)
+        self.rescues |= len(chosen) < len(counts) or _is_rare(counts.values(), len(objects))
         # Names that need no other come first, so that each keeps its own.
         for name in sorted((n for n in counts if n in chosen), key=lambda n: not NAME.fullmatch(n)):
             found = [one.get(name) for one in objects]
@@ -113,11 +111,31 @@ class Sketch:
                 found = [one and one[wrapper] for one in found]
                 inner.append(wrapper)
             of = guess(found, name, stamps) or _NO_VALUE
+            self.rescues |= "struct<" in of.type and _has_rare(found)
             self.add(of, name, (*path, name, *inner))
 
     def replace(self, column: Column, note: str) -> None:
         self.columns[[c.name for c in self.columns].index(column.name)] = column
         self.notes[column.name] = note
+
+
+def _has_rare(found: Iterable[Any], levels: int = 12) -> bool:
+    """Return whether few of the objects in values have a field."""
+    nested = [one for value in found for one in (value if isinstance(value, list) else [value])]
+    objects = [one for one in nested if isinstance(one, Mapping)]
+    inner = dict[str, list[Any]]()
+    for one in objects:
+        for name, value in one.items():
+            inner.setdefault(name, []).append(value)
+    return _is_rare(map(len, inner.values()), len(objects)) or any(
+        levels and _has_rare(values, levels - 1) for values in inner.values()
+    )
+
+
+def _is_rare(counts: Iterable[int], of: int) -> bool:
+    """Return whether few of many objects have a field: beside it are others, which none of these
+    has."""
+    return of >= _MANY and min(counts, default=of) * 100 <= of
 
 
 def _wrapper(values: Sequence[Any]) -> str:

@@ -239,9 +239,15 @@ def test_digits_that_are_cut_are_named() -> None:
 def test_fields_that_few_records_have_are_not_all_fields() -> None:
     kinds: list[object] = [{"id": i, "o": {"n": i}} for i in range(200)]
     assert "unknown" not in file_of(kinds)
-    draft, _ = drafted([*kinds, {"id": 200, "refund": 5}])
-    assert yaml.safe_load(draft.file)["unknown"] == "rescue"
-    assert "Later fields of a STRUCT" not in draft.file
+    rare: list[dict[str, Any]] = [
+        {"refund": 5},
+        {"o": {"refund": 5}},
+        {"l": [{"n": 1}] * 199 + [{"m": 1}]},
+    ]
+    for one in rare:
+        draft, _ = drafted([*kinds, {"id": 200, **one}])
+        assert yaml.safe_load(draft.file)["unknown"] == "rescue"
+        assert "Later fields of a STRUCT" not in draft.file
 
 
 def test_names_that_are_no_columns() -> None:
