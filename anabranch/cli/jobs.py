@@ -388,11 +388,10 @@ def egress(
 
 
 @click.command()
-@click.option("--verify", is_flag=True, help="Verify every checksum, also in a cached folder.")
 @click.option("--spark-submit", is_flag=True, help="Link the jars into this environment's Spark.")
 @click.option("--jobs-only", is_flag=True, help="Leave out the jars for `anabranch dev up`.")
 @click.option("--write-sums", is_flag=True, help="Write jars.sha256, after a change to ivy.xml.")
-def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) -> None:
+def jars(spark_submit: bool, jobs_only: bool, write_sums: bool) -> None:
     """Download the jars of the jobs and print their folder.
 
     \b
@@ -406,7 +405,7 @@ def jars(verify: bool, spark_submit: bool, jobs_only: bool, write_sums: bool) ->
         click.echo(message, err=True)
 
     found = resolved.resolve(
-        verify, spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS
+        spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS
     )
     click.echo(found.folder)
 

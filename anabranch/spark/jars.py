@@ -327,7 +327,6 @@ def _write_sums(progress: Progress) -> Path:
 
 
 def resolve(
-    compare: bool,
     let_submit_find: bool,
     write_sums: bool,
     progress: Progress,
@@ -337,8 +336,6 @@ def resolve(
     if write_sums:
         progress(f"wrote {_write_sums(progress)}")
     jars = ensure_jars(progress=progress, confs=confs)
-    if compare:
-        verify(jars.folder, jvm_folder() / "jars.sha256", confs)
     if let_submit_find:
         for file in configure(jars.spark):
             progress(f"wrote {file}")
