@@ -1,46 +1,8 @@
 """The columns of a subject's schema: Avro, JSON Schema, Protobuf. Pure.
 
-Avro; source: its specification (https://avro.apache.org/docs/1.12.0/specification/).
-
-| Avro | column |
-|---|---|
-| boolean, int, long, float, double | BOOLEAN, INT, BIGINT, FLOAT, DOUBLE |
-| string, enum, uuid on a string | STRING |
-| bytes, fixed, uuid or duration on a fixed | BINARY |
-| date | DATE |
-| (local-)timestamp-millis, -micros, -nanos | TIMESTAMP |
-| decimal(p,s) on bytes or fixed | DECIMAL(p,s); of more than 38 digits DECIMAL(38,s) |
-| time-millis; time-micros | INT; BIGINT |
-| array, map, record | ARRAY, MAP with STRING keys, STRUCT |
-| a union of one of these and null | the same; all columns but those of the key may be null |
-| int and long; float and double | BIGINT; DOUBLE |
-| another union | STRUCT<member0: …, member1: …>, one field for each type that is not null |
-
-Other logical types are read as the underlying type. Null alone, records without fields and types
-that contain themselves are refused.
-
-JSON Schema; source: drafts 4 to 2020-12 (https://json-schema.org/draft/2020-12/json-schema-core).
-
-| JSON Schema | column |
-|---|---|
-| boolean, integer, number | BOOLEAN, BIGINT, DOUBLE |
-| string; with format date-time; with format date | STRING; TIMESTAMP; DATE |
-| enum or const of texts, of whole numbers, of booleans | STRING, BIGINT, BOOLEAN |
-| array with one schema for its items | ARRAY |
-| object with properties | STRUCT |
-| object without properties, with a schema as additionalProperties | MAP with STRING keys |
-| a type array, an anyOf or a oneOf of one of these and null | the same; all columns but the key's
-  may be null |
-| allOf of one schema, a $ref within the schema | their content |
-
-Anything else is refused: other combinations, objects and arrays of anything, a schema that contains
-itself, a $ref to another document, and a schema of more than 100 levels or, with each $ref
-followed, 10,000 types.
-
-A Protobuf message: numbers, texts and bytes as their own types, uint64 as DECIMAL(20,0), an enum as
-STRING, a Timestamp as TIMESTAMP, a Date as DATE, a wrapper as its value, and repeated, map and
-message as ARRAY, MAP and STRUCT. Messages without fields and messages that contain themselves are
-refused.
+docs/reference/formats.md, "Columns of a subject", has the table of types, and what is refused.
+Sources: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/), JSON Schema of
+drafts 4 to 2020-12 (https://json-schema.org/draft/2020-12/json-schema-core).
 """
 
 from __future__ import annotations
