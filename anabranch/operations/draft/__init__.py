@@ -73,20 +73,55 @@ def sketch_of_registry(
         return None
     own = f"{topic}-value"
     version = registry.latest(own)
+    subjects = {id: registry.subjects(id) for id in known}
     names = Counter[str]()
     for id, n in known.items():
-        names.update(dict.fromkeys(registry.subjects(id), n))
-    if (version is None or (names and own not in names)) and names:
-        [(own, _), *_] = names.most_common(1)
-        version = registry.latest(own)
+        names.update(dict.fromkeys(subjects[id], n))
+    if version is not None and (not names or own in names):
+        return _of_version(topic, registry, version, records, known)
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        # Of a schema with several subjects, that of this topic.
+        return -names[name], not name.startswith(topic), name
+
+    own, *others = sorted({min(of, key=rank) for of in subjects.values() if of}, key=rank) or [own]
+    version = registry.latest(own)
     if version is None:
         return None
+    if others and (merged := _of_subjects(registry, [own, *others], records)) is not None:
+        return merged
     sketch = _of_version(topic, registry, version, records, known)
-    if own != f"{topic}-value":
-        sketch.format = {**sketch.form, "subject": own}
-        if len(names) > 1:
-            others = ", ".join(sorted(names.keys() - {own})[:5])
-            sketch.comments.append(f"Records of other subjects are dead letters: {others}")
+    sketch.format = {**sketch.form, "subject": own}
+    if others:
+        listed = ", ".join(others[:5])
+        sketch.comments.append(f"Records of other subjects are dead letters: {listed}")
+    return sketch
+
+
+def _of_subjects(
+    registry: SchemaRegistryClient, subjects: Sequence[str], records: pa.RecordBatch
+) -> Sketch | None:
+    """Return the sketch of records of several subjects, with the fields of all; None if a field has
+    no column, or two types."""
+    versions = [version for name in subjects if (version := registry.latest(name)) is not None]
+    sketch = Sketch(_FORMATS.get(versions[0].type, ""))
+    if {version.type for version in versions} == {"JSON"}:
+        sketch.add_fields(_payloads(records), forms.stamps_of(records))
+    elif {version.type for version in versions} == {"AVRO"}:
+        types = dict[str, str]()
+        for version in versions:
+            try:
+                fields = avro_fields(whole_schema(version))
+            except NotAColumn:
+                return None
+            if any(types.setdefault(name, kind) != kind for name, kind in fields):
+                return None
+        for name, kind in types.items():
+            sketch.add(Guess(kind), name, (name,))
+    if not sketch.columns:
+        return None
+    forms.add_metadata(sketch, records, lambda _: None)
+    sketch.comments.append(f"With the fields of the subjects {', '.join(subjects[:5])}")
     return sketch
 
 

@@ -601,41 +601,87 @@ def test_kafka_connect_without_schema() -> None:
     assert file_of(texts)["schema"] == {"payload": "STRING"}
 
 
+def of_subjects(
+    folder: Path, schemas: dict[str, tuple[str, str]], values: list[bytes], topic: str, **more: Any
+) -> tuple[Draft, list[dict[str, Any]]]:
+    """Return the draft of a topic whose values have the schemas of these subjects, by their place,
+    and its rows."""
+    with answering_registry() as registry:
+        for id, (subject, (kind, schema)) in enumerate(schemas.items(), 1):
+            body = {"schema": schema, "schemaType": kind}
+            version = {"subject": subject, "version": 1}
+            for path, answer in (
+                (f"schemas/ids/{id}", body),
+                (f"schemas/ids/{id}/versions?deleted=true", [version, {**version, "subject": f"x.{id}"}]),
+                (f"subjects/{subject}/versions/latest", {**body, **version}),
+            ):  # fmt: skip
+                registry.answers[f"/{path}"] = (200, json.dumps(answer))
+        text = (CONF / "anabranch.yaml").read_text(encoding="utf-8")
+        (folder / "anabranch.yaml").write_text(f"{text}\nregistry: {{url: '{registry.url}'}}\n")
+        environment = load_environment(folder)
+        records = [
+            SimpleNamespace(
+                partition=0, offset=i, timestamp=AT, key=more.get("key"),
+                headers=more.get("headers", ()), value=value,
+            )
+            for i, value in enumerate(values)
+        ]  # fmt: skip
+        batch = batch_of(records, NOW)
+        sketch = sketch_of_registry(environment, topic, batch)
+        assert sketch is not None
+        draft = finished(environment, folder, sketch, batch, "a", topic, "a.b")
+        stream = parse_stream("a", folder, draft.file)
+        if stream.lacks_columns:
+            stream = with_columns(stream, open_registry(environment, stream))
+        decoded = decode_sample(environment, stream, batch)
+        return draft, decoded.good.select([c.name for c in stream.columns]).to_pylist()
+
+
+def record(name: str, **fields: str) -> tuple[str, str]:
+    listed = [{"name": field, "type": kind} for field, kind in fields.items()]
+    return "AVRO", json.dumps({"type": "record", "name": name, "fields": listed})
+
+
+def test_records_of_several_subjects_are_rows_of_all_their_fields(tmp_path: Path) -> None:
+    schemas = {
+        "shop.Placed": record("Placed", id="string", total="int"),
+        "shop.Shipped": record("Shipped", id="string", carrier="string"),
+    }
+    values = [wired(1, b"\2a\x0a"), wired(2, b"\2a\6DHL"), wired(1, b"\2b\x0c")]
+    draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
+    assert rows == [
+        {"id": "a", "total": 5, "carrier": None}, {"id": "a", "total": None, "carrier": "DHL"},
+        {"id": "b", "total": 6, "carrier": None},
+    ]  # fmt: skip
+    file = yaml.safe_load(draft.file)
+    assert (file["format"], file["key"]) == ("avro", "none")
+    assert "# With the fields of the subjects shop.Placed, shop.Shipped" in draft.file
+    # A column has one type.
+    schemas["shop.Shipped"] = record("Shipped", id="string", total="string")
+    draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
+    assert rows == [{"id": "a", "total": 5}, {"id": "b", "total": 6}]
+    assert yaml.safe_load(draft.file)["format"] == {"type": "avro", "subject": "shop.Placed"}
+    assert "# Records of other subjects are dead letters: shop.Shipped" in draft.file
+
+
+def test_json_of_several_subjects_has_the_fields_of_the_records(tmp_path: Path) -> None:
+    properties = {"id": {"type": "integer"}}
+    schema = "JSON", json.dumps({"type": "object", "properties": properties})
+    values = [wired(1, b'{"id": 5}'), wired(2, b'{"id": 6, "n": 1.5}')]
+    schemas = {"shop.A": schema, "shop.B": schema}
+    draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
+    assert rows == [{"id": 5, "n": None}, {"id": 6, "n": 1.5}]
+    assert draft.check.dead == 0
+
+
 def of_subject(
     folder: Path, kind: str, schema: str, values: list[bytes], dead: int = 0, **more: Any
 ) -> tuple[Draft, list[dict[str, Any]]]:
     """Return the draft of a topic whose values have schema id 1, and its rows."""
-    with answering_registry() as registry:
-        body = {"schema": schema, "schemaType": kind}
-        version = {"subject": "shop.orders-value", "version": 1}
-        for path, answer in (
-            ("schemas/ids/1", body),
-            ("schemas/ids/1/versions?deleted=true", [version]),
-            ("subjects/shop.orders-value/versions/latest", {**body, **version}),
-        ):
-            registry.answers[f"/{path}"] = (200, json.dumps(answer))
-        text = (CONF / "anabranch.yaml").read_text(encoding="utf-8")
-        (folder / "anabranch.yaml").write_text(f"{text}\nregistry: {{url: '{registry.url}'}}\n")
-        environment = load_environment(folder)
-        batch = batch_of(
-            [
-                SimpleNamespace(
-                    partition=0, offset=i, timestamp=AT, key=more.get("key"),
-                    headers=more.get("headers", ()), value=value,
-                )
-                for i, value in enumerate(values)
-            ],
-            NOW,
-        )  # fmt: skip
-        sketch = sketch_of_registry(environment, "shop.orders", batch)
-        assert sketch is not None
-        draft = finished(environment, folder, sketch, batch, "orders", "shop.orders", "a.b")
-        stream = parse_stream("orders", folder, draft.file)
-        if stream.lacks_columns:
-            stream = with_columns(stream, open_registry(environment, stream))
-        decoded = decode_sample(environment, stream, batch)
-        assert (draft.check.dead, draft.check.objections) == (dead, []), draft.file
-        return draft, decoded.good.select([c.name for c in stream.columns]).to_pylist()
+    schemas = {"shop.orders-value": (kind, schema)}
+    draft, rows = of_subjects(folder, schemas, values, "shop.orders", **more)
+    assert (draft.check.dead, draft.check.objections) == (dead, []), draft.file
+    return draft, rows
 
 
 def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> None:
