@@ -1,18 +1,7 @@
 """Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed).
 
-In JSON an event has fields beside its message, from the enclosing `fields` blocks and `note` calls.
-These belong to the thread; `stream` and `layer` belong to the process.
-
-| field | |
-|---|---|
-| `stream`, `layer` | the stream and layer of the process |
-| `hour` | the ingest hour that is rebuilt |
-| `offsets` | a micro-batch's offsets, `{partition: [first, end]}`, `end` excluded |
-| `attempt` | the id of the staged rows: of their snapshot (`wap.id`); for an hour also of its
-  publish and its ledger row |
-| `publish` | the id of the newest requested publish (`anabranch.publish` in the snapshots'
-  summaries) |
-| `snapshots` | the snapshots of the newest publish that landed, by branch |
+In JSON an event has the fields of docs/reference/cli.md, "Output and logs", from the enclosing
+`fields` blocks and `note` calls. These belong to the thread; `stream` and `layer` to the process.
 
 `Progress` logs long work: done, rate and remaining time. A line is logged when a part of the work
 is done, or when its current step changes: after two seconds, then after four more, up to once a
