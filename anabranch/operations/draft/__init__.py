@@ -104,7 +104,8 @@ def _of_subjects(
     """Return the sketch of records of several subjects, with the fields of all; None if a field has
     no column, or two types."""
     versions = [version for name in subjects if (version := registry.latest(name)) is not None]
-    sketch = Sketch(_FORMATS.get(versions[0].type, ""))
+    # One event's identity may be in records of each type.
+    sketch = Sketch(_FORMATS.get(versions[0].type, ""), has_states=True)
     if {version.type for version in versions} == {"JSON"}:
         sketch.add_fields(_payloads(records), forms.stamps_of(records))
     elif {version.type for version in versions} == {"AVRO"}:
