@@ -119,6 +119,13 @@ def _are_codes(texts: Sequence[str]) -> bool:
     return len(lengths) == 1 and lengths.pop() >= _SHORTEST_CODE
 
 
+def group_digits(texts: Sequence[str], sign: str) -> bool:
+    """Return whether a sign in numbers may group digits: each time three follow. Pure."""
+    some = [text for text in texts if sign in text]
+    pattern = re.compile(rf"-?[1-9][0-9]{{0,2}}{re.escape(sign)}[0-9]{{3}}")
+    return bool(some) and all(map(pattern.fullmatch, some))
+
+
 def combine(one: str | None, other: str | None) -> str | None:
     """Return a type, in upper case, for values of both types; None is the type of null. Pure."""
     if one is None or other is None or one == other:
@@ -248,6 +255,8 @@ def _of_texts(given: Sequence[object], name: str, span: Span, plain: bool) -> Gu
             return Guess("string", note=note)
         return _of_pattern([pattern], texts) or Guess("string", note=note)
     if not is_id and all(map(_COMMA.fullmatch, texts)):
+        if group_digits(texts, ","):
+            return Guess("string", note="the comma may group digits, or be the decimal sign")
         kind = _decimal([Decimal(text.replace(",", ".")) for text in texts])
         return Guess(kind, Notation(decimal=","), _ROUNDS) if kind else STRING
     return _of_pattern(_patterns(texts[0]), texts) or STRING

@@ -31,7 +31,14 @@ from anabranch.config.columns import MOST_DIGITS, RESCUED, Column, Notation
 from anabranch.config.plain import NAME, REFERENCE
 from anabranch.config.schema import columns_mapping
 from anabranch.decode import csv, values
-from anabranch.decode.guessed import STRING, Guess, common_notation, guess, guess_text
+from anabranch.decode.guessed import (
+    STRING,
+    Guess,
+    common_notation,
+    group_digits,
+    guess,
+    guess_text,
+)
 from anabranch.decode.inputs import headers_of
 
 MOST_COLUMNS = 300
@@ -557,11 +564,18 @@ def _of_csv(lines: Sequence[str], stamps: Sequence[int], firsts: Sequence[str]) 
     else:
         sketch.comments.append("The fields have no names: name the columns")
     sketch.format = {"type": "csv", **more} if more else "csv"
+    found = list[tuple[Guess, str, int]]()
     for place in range(width):
         name = header[place] if header is not None else f"c{place + 1}"
         of = guess_text([row[place] for row in rows], name or "", stamps)
         if name:
-            sketch.add(of or Guess("string", note="empty in each record"), name, (name,))
+            found.append((of or Guess("string", note="empty in each record"), name, place))
+    has_commas = any(of.notation.decimal == "," for of, _, _ in found)
+    for of, name, place in found:
+        texts = [text for row in rows if (text := row[place]) is not None]
+        if has_commas and of.type != "string" and group_digits(texts, "."):
+            of = Guess("string", note="the point may group digits, beside decimal commas")
+        sketch.add(of, name, (name,))
     return sketch
 
 

@@ -199,6 +199,10 @@ SECONDS = 1795860000
         ("n", [1, 2.5], "DOUBLE", 1.0),
         ("n", [1, "2"], "STRING", "1"),
         ("total", ["12,50", "7"], {"type": "DECIMAL(18,2)", "decimal": ","}, Decimal("12.50")),
+        # The comma may group digits.
+        ("total", ["1,234", "7", "-12,345"], "STRING", "1,234"),
+        ("total", ["1,234", "0,500"], {"type": "DECIMAL(18,3)", "decimal": ","}, Decimal("1.234")),
+        ("total", ["1,234", "1234,567"], {"type": "DECIMAL(18,3)", "decimal": ","}, Decimal("1.234")),
         ("total", ["12.50", "7.00"], "DECIMAL(18,2)", Decimal("12.50")),
         ("version", ["1.0", "2.0"], "STRING", "1.0"),
         ("user_pseudo_id", ["12345.1795860000"], "STRING", "12345.1795860000"),
@@ -355,6 +359,14 @@ def test_delimiters_at_the_end_of_csv() -> None:
     assert rows == [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}]
     # A field that has values needs a name.
     assert "header" not in drafted(["id;name;;", "1;a;;", "2;c;;x"])[0].file
+
+
+def test_points_beside_decimal_commas_group_digits() -> None:
+    lines: list[object] = ["Nr;Menge;Rate;Preis", "1;1.234;1.5;12,50", "2;12.345;1.25;7,00"]
+    draft, _ = drafted([*lines, *(f"{n};7;0.125;1,00" for n in range(3, 30))])
+    schema = yaml.safe_load(draft.file)["schema"]
+    assert (schema["Menge"], schema["Rate"]) == ("STRING", "DOUBLE")
+    assert file_of(["1.234,12.5", "2.345,1.5"])["schema"] == {"c1": "DOUBLE", "c2": "DOUBLE"}
 
 
 def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
