@@ -50,6 +50,9 @@ _WHOLE = (
     *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S UTC %Y"),
     *("%Y%m%dT%H%M%S%z", "%Y%m%dT%H%M%S"),
 )
+# Dates that may be versions.
+_OF_POINTS = ("%d.%m.%y", "%Y.%m.%d")
+_PADDED = re.compile(r"[0-9]{2,4}\.[0-9]{2}\.[0-9]{2}")
 _VERSION = re.compile(r"version$|(?:^|_)ver$")
 _DIGITS_ALONE = {14: "%Y%m%d%H%M%S", 8: "%Y%m%d"}
 _LONGEST_TIME, _SHORTEST_CODE = 40, 5
@@ -109,8 +112,15 @@ def guess_text(
             if found is not None and found.type == "bigint" and _are_codes(given):
                 return Guess("string", note="numbers of one length, perhaps codes; else BIGINT")
             return found
+        if _is_code(name):
+            return Guess("string", note="numbers with a point, perhaps codes; else DECIMAL(p,s)")
         return guess([Decimal(text) for text in given], name, stamps)
     return guess(given, name, stamps)
+
+
+def _is_code(name: str) -> bool:
+    """Return whether a name is of what is no amount: of two spellings of a number, it has both."""
+    return bool(_ID_WORDS.search(snake(name)) or _VERSION.search(snake(name)))
 
 
 def _are_codes(texts: Sequence[str]) -> bool:
@@ -243,23 +253,27 @@ def _of_texts(given: Sequence[object], name: str, span: Span, plain: bool) -> Gu
             return Guess(kind, note="" if plain else _note(texts, has_zone))
     if plain:
         return STRING
-    is_id = _ID_WORDS.search(snake(name)) is not None
     if all(map(values.NUMBER.fullmatch, texts)):
         if unit := _unit([Decimal(text) for text in texts], name, span):
             return _of_unit(unit)
         note = 'numbers in text, perhaps {type: BIGINT, decimal: "."}'
         if not all(map(values.INTEGER.fullmatch, texts)):
-            fixed = None if is_id else _fixed(texts)
+            fixed = None if _is_code(name) else _fixed(texts)
             return fixed or Guess("string", note="numbers in text, perhaps DECIMAL(p,s)")
         if not (pattern := _of_digits(texts, name)):
             return Guess("string", note=note)
         return _of_pattern([pattern], texts) or Guess("string", note=note)
-    if not is_id and all(map(_COMMA.fullmatch, texts)):
+    if not _is_code(name) and all(map(_COMMA.fullmatch, texts)):
         if group_digits(texts, ","):
             return Guess("string", note="the comma may group digits, or be the decimal sign")
         kind = _decimal([Decimal(text.replace(",", ".")) for text in texts])
         return Guess(kind, Notation(decimal=","), _ROUNDS) if kind else STRING
-    return _of_pattern(_patterns(texts[0]), texts) or STRING
+    found = _of_pattern(_patterns(texts[0]), texts) or STRING
+    if found.notation.pattern in _OF_POINTS and not (
+        all(map(_PADDED.fullmatch, texts)) and (len(set(texts)) > 1 or _is_time(name))
+    ):
+        return Guess("string", note="perhaps dates, or versions")
+    return found
 
 
 def _of_digits(texts: Sequence[str], name: str) -> str:

@@ -199,6 +199,13 @@ SECONDS = 1795860000
         ("n", [1, 2.5], "DOUBLE", 1.0),
         ("n", [1, "2"], "STRING", "1"),
         ("total", ["12,50", "7"], {"type": "DECIMAL(18,2)", "decimal": ","}, Decimal("12.50")),
+        # Versions.
+        ("os", ["17.4.1"], "STRING", "17.4.1"),
+        ("build", ["10.11.12"], "STRING", "10.11.12"),
+        ("release", ["2026.11.2", "2026.10.1"], "STRING", "2026.11.2"),
+        ("d", ["28.11.26", "01.02.26"], {"type": "DATE", "format": "%d.%m.%y"}, TEN.date()),
+        ("order_date", ["28.11.26"], {"type": "DATE", "format": "%d.%m.%y"}, TEN.date()),
+        ("d", ["28.11.26 10:00"], {"type": "TIMESTAMP", "format": "%d.%m.%y %H:%M"}, TEN),
         # The comma may group digits.
         ("total", ["1,234", "7", "-12,345"], "STRING", "1,234"),
         ("total", ["1,234", "0,500"], {"type": "DECIMAL(18,3)", "decimal": ","}, Decimal("1.234")),
@@ -372,6 +379,12 @@ def test_points_beside_decimal_commas_group_digits() -> None:
 def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
     lines: list[object] = ["10001,200,2026", "10002,404,2026"]
     assert file_of(lines)["schema"] == {"c1": "STRING", "c2": "BIGINT", "c3": "BIGINT"}
+    # 1.1 and 1.10 are two.
+    _, rows = drafted(["version,article_no,price", "1.1,5.20,1.5", "1.10,5.2,2"])
+    assert rows == [
+        {"version": "1.1", "article_no": "5.20", "price": 1.5},
+        {"version": "1.10", "article_no": "5.2", "price": 2.0},
+    ]
 
 
 @pytest.mark.parametrize(
