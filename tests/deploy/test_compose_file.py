@@ -142,7 +142,7 @@ def test_the_dashboard_is_valid_by_grafanas_schema() -> None:
     )["datasources"]
     panels = written["panels"]
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
-    assert len({panel["id"] for panel in panels}) == len(panels) == 24
+    assert len({panel["id"] for panel in panels}) == len(panels) == 22
 
 
 def _kept(written: Any, known: Any) -> Any:

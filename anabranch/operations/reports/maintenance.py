@@ -1,7 +1,6 @@
 """Report of maintenance: past runs, pending work, and the size of a stream's tables; and counts of
-the content of `main`: rows by serving layer, files of the running hour, dead letters of the newest
-hours by reason, and the jobs' measurements. Repeated reads cache immutable files: manifests and
-dead letters."""
+the content of `main`: rows by serving layer, dead letters of the newest hours by reason, and the
+jobs' measurements. Repeated reads cache the reasons of immutable files."""
 
 from __future__ import annotations
 
@@ -23,9 +22,6 @@ from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
 from anabranch.iceberg.manifests import (
     content_by_hour,
     files_by_hour,
-    hour_of_file,
-    list_manifests,
-    read_entries,
 )
 from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
@@ -213,20 +209,11 @@ _OPENED = 64
 
 
 @dataclass(frozen=True)
-class RunningHour:
-    """Files and bytes in `main` of the hour that receives records."""
-
-    files: int = 0
-    bytes: int = 0
-
-
-@dataclass(frozen=True)
 class MainContent:
-    """Rows of `main` by serving layer, the running hour, dead letters of the newest hours by hour
-    and reason (without hours that are not fully counted yet), and measurements by layer."""
+    """Rows of `main` by serving layer, dead letters of the newest hours by hour and reason (without
+    hours that are not fully counted yet), and measurements by layer."""
 
     rows: Mapping[Layer, int] = field(default_factory=dict)
-    running: RunningHour = RunningHour()
     dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     measured: Mapping[Layer, Measured] = field(default_factory=dict)
 
@@ -236,8 +223,6 @@ class ContentReader:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        # Keyed by manifest path and hour.
-        self._running: dict[tuple[str, str], RunningHour] = {}
         self._reasons: dict[str, Counter[str]] = {}
 
     def read(self, state: State, now: datetime) -> MainContent:
@@ -246,26 +231,9 @@ class ContentReader:
         running = max(state.timeline.open, hour_of(now))
         return MainContent(
             rows=_rows_by_layer(state, running),
-            running=self._running_hour(state.table, running),
             dead_letters=self._dead_letters(job.lake.load(job.stream.dead_letters_table), running),
             measured=read_measured(state.branch_properties["main"].get(MEASURED)),
         )
-
-    def _running_hour(self, table: Table, hour: str) -> RunningHour:
-        with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-            manifests, _ = list_manifests(table, head(table, "main"))
-            wanted = {
-                (m.manifest.manifest_path, hour): m.manifest for m in manifests if m.may_hold(hour)
-            }
-            known = {key: part for key, part in self._running.items() if key in wanted}
-            new = [key for key in wanted if key not in known]
-            for key, entries in zip(
-                new, read_entries(table.io, [wanted[key] for key in new]), strict=True
-            ):
-                files = [e.data_file for e in entries if hour_of_file(table, e.data_file) == hour]
-                known[key] = RunningHour(len(files), sum(f.file_size_in_bytes for f in files))
-        self._running, parts = known, known.values()
-        return RunningHour(sum(p.files for p in parts), sum(p.bytes for p in parts))
 
     def _dead_letters(self, table: Table, running: str) -> dict[str, dict[str, int]]:
         hours = [shift(running, -back) for back in range(NEWEST_HOURS)]

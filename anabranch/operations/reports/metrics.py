@@ -356,16 +356,6 @@ READ: tuple[Row[Readings], ...] = (
         _LAYER,
     ),
     Row(
-        "running_hour_files",
-        "Files in main of the hour that receives records.",
-        lambda r: r.content.running.files,
-    ),
-    Row(
-        "running_hour_bytes",
-        "Bytes of the files in main of the hour that receives records.",
-        lambda r: r.content.running.bytes,
-    ),
-    Row(
         "hour_dead_letters",
         f"Dead letters in main of the {NEWEST_HOURS} newest hours, by reason.",
         _hour_dead_letters,

@@ -31,7 +31,6 @@ from anabranch.operations.reports import reading, status
 from anabranch.operations.reports.maintenance import (
     MainContent,
     Maintenance,
-    RunningHour,
     TableGrowth,
 )
 from anabranch.operations.reports.metrics import ScrapedStream, metrics_of
@@ -88,7 +87,6 @@ VIEW = StreamStatus(
 
 CONTENT = MainContent(
     rows={"speed": 9, "batch": 91},
-    running=RunningHour(2, 1000),
     dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
     measured={
         "speed": Measured(
