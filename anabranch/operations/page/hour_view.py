@@ -1,5 +1,5 @@
 """The calendar of a stream's hours, and an hour's page: the output of `explain --rows`, `history`
-and `dead-letters` in one place, with the commands that apply to the hour.
+and `dead-letters` in one place.
 
 The calendar is one month with a row for each day, and links to months that need attention. It is
 built from the stream's status alone, which lists only hours that are not accepted, so it stays
@@ -8,7 +8,6 @@ small over years.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -195,12 +194,6 @@ def read_rows(job: Job, hour: str) -> HourRows:
 
 
 @dataclass(frozen=True)
-class Command:
-    does: str
-    line: str
-
-
-@dataclass(frozen=True)
 class BalanceLine:
     """A term of the hour's account, in total and by partition."""
 
@@ -248,7 +241,6 @@ class HourRecord:
     decisions: Sequence[DecisionFacts]
     balance: BalanceTable | None
     expectations: Sequence[ExpectationLine]
-    commands: Sequence[Command]
 
 
 def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
@@ -260,7 +252,6 @@ def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
         decisions=decisions(job.lake, job.stream, hour),
         balance=balance_of(facts),
         expectations=expectation_lines(facts),
-        commands=hour_commands(facts),
     )
 
 
@@ -333,49 +324,3 @@ def sample_line(sample: Sample) -> SampleLine:
 def _short(value: object) -> str:
     line = text(value)
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"
-
-
-def hour_commands(facts: HourFacts) -> list[Command]:
-    """Return the commands that apply to the hour in its state, ready to run; WHY is a placeholder
-    for the operator's reason. Pure."""
-    stream, hour = shlex.quote(facts.stream), facts.hour
-    commands = []
-    if facts.query is not None:
-        commands.append(Command("read its rows", facts.query))
-    for revision in facts.revisions:
-        if revision.tag is not None and revision.query is not None:
-            commands.append(
-                Command(f"read its rows of revision {revision.revision}", revision.query)
-            )
-    if facts.rebuild is not None:
-        what = {"accepted": "rebuild it from Kafka as a new revision", "ended": "seal and build it"}
-        commands.append(Command(what.get(facts.state, "build it (again)"), facts.rebuild))
-    if facts.state == "refused" and facts.rebuild is not None:
-        why = f"{facts.rebuild} --accept --why WHY"
-        commands.append(Command("publish it although it was refused; the balance must close", why))
-    if not facts.merged and not facts.kept:
-        commands.append(
-            Command("put the serving layer's files into main", f"anabranch merge {stream}")
-        )
-    if facts.state == "accepted":
-        commands += [
-            Command(
-                "recount it in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"
-            ),
-            Command(
-                "compare the layers row by row, and list what batch removed as duplicates",
-                f"anabranch explain {stream} {hour} --rows",
-            ),
-        ]
-    if facts.counts.dead:
-        letters = f"anabranch dead-letters {stream} --hours {hour}"
-        commands.append(Command("list its dead letters", letters))
-        if facts.state == "accepted":
-            commands.append(Command("restate it if some of them decode now", f"{letters} --replay"))
-    if facts.override is not None:
-        line = f"anabranch override {stream} {hour} --layer auto --why WHY"
-        commands.append(Command("lift the override", line))
-    elif facts.state == "accepted" and facts.layers.uncovered is None:
-        line = f"anabranch override {stream} {hour} --layer speed --why WHY"
-        commands.append(Command("serve it from the speed layer", line))
-    return commands

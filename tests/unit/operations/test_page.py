@@ -38,17 +38,17 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.operations.page import app
-from anabranch.operations.page.app import Page, allowed_hosts
+from anabranch.operations.page.app import Page, allowed_hosts, split_commands
 from anabranch.operations.page.hour_view import (
     HourRows,
     calendar_month,
-    hour_commands,
     month_of,
     read_record,
 )
 from anabranch.operations.page.streams import classify_stream, stream_line
 from anabranch.operations.reports import status
 from anabranch.operations.reports.dead_letters import difference, duplicates, letters
+from anabranch.operations.reports.explain import explain_sentences
 from anabranch.operations.reports.maintenance import read_maintenance
 from anabranch.operations.reports.reading import (
     BackgroundReader,
@@ -211,7 +211,7 @@ def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(
     ):
         assert part in text, f"expected {part!r} in: {text}"
     served = shown(browser(page), f"/streams/events/hours/{HOUR}", "Dead letters None.")
-    assert f"lift the override anabranch override events {HOUR} --layer auto --why WHY" in served
+    assert f"anabranch override events {HOUR} --layer auto --why TEXT removes it" in served
     assert "the rule is wrong" in served
 
 
@@ -323,8 +323,11 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
         for hour in (HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
             facts = read_record(one, hour, LATER).facts
             for each in (facts, replace(facts, merged=False, kept=False)):
-                shown += [command.line for command in hour_commands(each)]
-    names = {"audit", "batch", "dead-letters", "explain", "merge", "override", "query"}
+                sentences = [text for _, text in explain_sentences(each)]
+                shown += [
+                    line for text in sentences for line, is_one in split_commands(text) if is_one
+                ]
+    names = {"audit", "batch", "check", "dead-letters", "explain", "merge", "override", "query"}
     assert {line.split()[1] for line in shown} == names
     for line in shown:
         name, *arguments = shlex.split(line)
