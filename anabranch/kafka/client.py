@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ T = TypeVar("T")
 # A command should fail within seconds; a job retries.
 _BOOTSTRAP_MS = 5_000
 _REQUEST_MS = 15_000
+# Bytes of a sample: an Arrow array has at most 2 GB, and Python's objects take several times more.
+_MOST_SAMPLED = 256 << 20
 # A read fails after this long without a new record.
 _SILENCE_S = 30
 # An answer that contradicts a position is accepted if brokers still give it after this long.
@@ -633,14 +636,20 @@ class KafkaAdapter:
     def newest_records(self, topic: Topic, count: int, oldest: int = 0) -> list[Any]:
         """Return the newest `count` records of a topic, and of those before them the `oldest`, both
         spread over its partitions, as kafka-python has them; fewer if compaction or aborted
-        transactions left gaps. Raises as `read_offsets`."""
+        transactions left gaps, or they are large. Raises as `read_offsets`."""
         starts, ends = self.log_starts(topic), self.stable_ends(topic)
         newest = plan_newest(starts, ends, count)
         before = {p: newest[p][0] if p in newest else end for p, end in ends.items()}
         sizes = plan_newest(starts, before, oldest)
         first = {p: (starts[p], starts[p] + e - s) for p, (s, e) in sizes.items()}
         parts = [self.read_records(topic.name, ranges) for ranges in (first, newest) if ranges]
-        return [record for read in parts for _, records in read for record in records]
+        found, size = deque[Any](), 0
+        for record in (record for read in parts for _, records in read for record in records):
+            found.append(record)
+            size += bytes_of(record)
+            while size > _MOST_SAMPLED and len(found) > 1:
+                size -= bytes_of(found.popleft())
+        return list(found)
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Explanation]:
         """Return for each partition why a consumer does not receive these offsets, all below the

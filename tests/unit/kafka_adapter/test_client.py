@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from anabranch.common.errors import (
 )
 from anabranch.kafka import client, kafka_python
 from anabranch.kafka.kafka_python import IO_THREAD
+from anabranch.offsets.position import Topic
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -47,6 +49,25 @@ def test_an_unreachable_broker_is_transient(monkeypatch: pytest.MonkeyPatch) -> 
     )
     # Said once, by us.
     assert not logging.getLogger("kafka").propagate
+
+
+def test_a_sample_of_large_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: an array of more than 2 GB, and memory for as many records as there are."""
+    adapter = client.KafkaAdapter(UNREACHABLE)
+    monkeypatch.setattr(client, "_MOST_SAMPLED", 100)
+    monkeypatch.setattr(adapter, "log_starts", lambda topic: {0: 0})
+    monkeypatch.setattr(adapter, "stable_ends", lambda topic: {0: 50})
+
+    def read(topic: str, ranges: dict[int, tuple[int, int]]) -> Iterator[tuple[int, list[Any]]]:
+        for start, end in ranges.values():
+            sizes = {"serialized_key_size": 0, "serialized_value_size": 30}
+            yield 0, [SimpleNamespace(offset=i, **sizes) for i in range(start, end)]
+
+    monkeypatch.setattr(adapter, "read_records", read)
+    topic = Topic("t", "id", (0,))
+    assert [r.offset for r in adapter.newest_records(topic, 20, 5)] == [47, 48, 49]
+    monkeypatch.setattr(client, "_MOST_SAMPLED", 1)
+    assert [r.offset for r in adapter.newest_records(topic, 20)] == [49]
 
 
 def test_a_report_takes_the_first_answer_about_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
