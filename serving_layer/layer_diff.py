@@ -17,6 +17,7 @@ among its rows that the batch layer lacks.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import FloatType, ListType, MapType, NestedField, StructType
 
 from anabranch.common.arrays import groups_by_size
+from anabranch.common.logs import Progress
 from anabranch.common.output import text
 from anabranch.config.stream import RESERVED_COLUMNS
 from anabranch.iceberg.manifests import files_of
@@ -43,7 +45,8 @@ from anabranch.protocol.ledger_row import Diff
 from anabranch.records import within
 from anabranch.records.hashes import PLACE, digest_files, hash_files, in_duckdb
 from serving_layer.query.datasets import connected, key_part, plan_files, quoted, reading_failures
-from serving_layer.query.reading import QueryProgress
+
+LOG = logging.getLogger(__name__)
 
 
 def common_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
@@ -343,15 +346,15 @@ def open_comparison(
     Raises Refused for delete files, Transient for an unreadable file."""
     at = heads(table)
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
-    reading = QueryProgress()
-    with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
+    progress = Progress(LOG, f"compare hour {hour}", "files")
+    with connected(_MEMORY) as connection:
         for view, branch, hours in (
             ("speed", "speed", [hour]),
             ("batch", "batch", [hour]),
             ("earlier", "main", earlier),
         ):
             planned = plan_files(".".join(table.name()), table, at[branch], hours)
-            connection.register(view, planned.dataset(reading))
+            connection.register(view, planned.dataset(progress))
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)
@@ -360,10 +363,11 @@ def open_comparison(
 def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
     """Return whether two branches have the same rows of an hour, each equally often, in whatever
     files. Raises Refused for delete files, Transient for an unreadable file."""
-    at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
-    with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
+    at, name = heads(table), ".".join(table.name())
+    progress = Progress(LOG, f"compare hour {hour}", "files")
+    with connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):
-            connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
+            connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(progress))
         with reading_failures(
             f"compare hour {hour} of {name}: expected its rows", "; run it again"
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from serving_layer.changes import HourChange
     from serving_layer.reader.topic_tail import TopicTail
 
+
+LOG = logging.getLogger(__name__)
 
 _SHOWN_ROWS = 200
 
@@ -85,10 +88,9 @@ def query(
     from contextlib import redirect_stdout
 
     from anabranch.cli.render.rows import opened_text, provenance_text, tail_text
-    from anabranch.common.logs import configure_logging
+    from anabranch.common.logs import Progress, configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.datasets import opened
-    from serving_layer.query.reading import QueryProgress
     from serving_layer.reader import open_reader
     from serving_layer.reader.selection import Revision, Selection
 
@@ -100,12 +102,8 @@ def query(
     reader = open_reader(conf_folder())
 
     shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
-    reading = QueryProgress()
     tails: list[TopicTail] | None = [] if live else None
-    with (
-        reading.show_progress("query"),
-        reader.query(sql, selection, reading, tails) as answer,
-    ):
+    with reader.query(sql, selection, Progress(LOG, "query", "files"), tails) as answer:
         if write_result(answer.rows, output, Path(out) if out else None, shown):
             click.echo(
                 f"the first {shown} rows; --limit 0 shows all, --out FILE writes all", err=True

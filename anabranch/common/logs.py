@@ -129,6 +129,10 @@ class Progress:
         """Set the number of units once it is known."""
         self._total = total
 
+    def more(self, units: int) -> None:
+        """Add units to those expected."""
+        self._total = (self._total or 0) + units
+
     def part(self, contained: int) -> None:
         """Add contents done of the current unit."""
         most = sum(self._sizes[: self._done + 1])

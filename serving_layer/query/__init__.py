@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.logs import Progress
 from anabranch.common.temporary import process_folder
 from serving_layer.query.datasets import (
     TableFiles,
@@ -28,7 +29,6 @@ from serving_layer.query.datasets import (
     quoted_table,
     reading_failures,
 )
-from serving_layer.query.reading import QueryProgress
 
 _READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})  # PIVOT becomes MULTI
 _BUILT_IN = frozenset({"memory", "system", "temp"})  # DuckDB's own catalogs
@@ -61,11 +61,11 @@ class Derived:
         return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
 
     def register(
-        self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None
+        self, connection: duckdb.DuckDBPyConnection, progress: Progress | None = None
     ) -> None:
         """Register the files and functions of the SQL with a connection."""
         for name, planned in self.files.items():
-            connection.register(name, planned.dataset(reading))
+            connection.register(name, planned.dataset(progress))
         for name, dataset in self.others.items():
             connection.register(name, dataset)
         if self.add_functions is not None:
@@ -118,7 +118,7 @@ def open_query(
     *,
     catalog: str = "lake",
     unlisted: Collection[str] = (),
-    reading: QueryProgress | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Answer]:
     """Run one reading statement over tables and views, by `schema.table`, and yield the answer. At
     most a batch of result rows is in memory.
@@ -128,7 +128,7 @@ def open_query(
     not list tables in `unlisted`; the SQL may name them. Times are aware UTC. Only the columns that
     the SQL needs are read, and files that cannot contain a matching row are skipped. The SQL cannot
     access files, the network or settings, and statements that write are refused. A column name that
-    occurs twice gets a number (`id`, `id_1`). `reading` follows the progress through the files.
+    occurs twice gets a number (`id`, `id_1`). `progress` counts the files read.
 
     Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept
     (with its message), Refused for a table that has delete files, Transient when a data file cannot
@@ -149,7 +149,7 @@ def open_query(
                     _create_view(connection, name, f"SELECT * FROM {source(name)}")
                     continue
                 derived = found.derived() if isinstance(found, SelectedRows) else found
-                derived.register(connection, reading)
+                derived.register(connection, progress)
             except AnabranchError as error:
                 # For example a table of another stream that is not applied yet: DuckDB reports
                 # whether the SQL needs it.

@@ -41,11 +41,11 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform
 
 from anabranch.common.errors import FileGone, Refused, Transient
+from anabranch.common.logs import Progress
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.files import reports_missing_file
 from anabranch.iceberg.manifests import HourManifest, hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.rewriting import dataset_of, is_readable_by_name, read_by_id
-from serving_layer.query.reading import QueryProgress
 
 # Maximum number of columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4
@@ -428,9 +428,9 @@ class TableFiles:
             files = [file for file in files if hour_of_file(self.table, file) not in self.without]
         return files
 
-    def dataset(self, reading: QueryProgress | None = None) -> ds.Dataset:
+    def dataset(self, progress: Progress | None = None) -> ds.Dataset:
         """Return the rows as a dataset: a column that a file lacks is null, and types widen.
-        `scans` records each scan; `reading` follows DuckDB's progress. Raises Transient."""
+        `scans` records each scan; `progress` counts the files read. Raises Transient."""
         if not self.manifests:
             return columns_only(self.table)
         if not is_readable_by_name(self.table):
@@ -443,7 +443,7 @@ class TableFiles:
                     f"read {self.name}: expected its files, found: {error} (run it again)"
                 ) from error
         made = _PlannedDataset([], self.columns, _PARQUET, _NOWHERE)
-        made.planned, made.reading = self, reading
+        made.planned, made.progress = self, progress
         return made
 
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
@@ -486,7 +486,7 @@ class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
     """A dataset for DuckDB; a scanner's columns and condition choose its files."""
 
     planned: TableFiles
-    reading: QueryProgress | None
+    progress: Progress | None
 
     def scanner(
         self, columns: Any = None, filter: pc.Expression | None = None, **options: Any
@@ -497,7 +497,37 @@ class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
             Scan(asked, str(filter) if filter is not None else None, tuple(files))
         )
         scanner = self.planned.open(files).scanner(columns=columns, filter=filter, **options)
-        return scanner if self.reading is None else self.reading.follow(scanner, len(files))
+        if self.progress is None:
+            return scanner
+        self.progress.more(len(files))
+        return FollowedScan(scanner, len(files), self.progress)
+
+
+@dataclass(frozen=True)
+class FollowedScan:
+    """One scan of files, which DuckDB gets in place of a scanner."""
+
+    scanner: ds.Scanner
+    files: int
+    progress: Progress
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        return self.scanner.projected_schema
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the scanner's batches, file by file, and count the files."""
+        return pa.RecordBatchReader.from_batches(self.scanner.projected_schema, self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        file, left = None, self.files
+        for read in self.scanner.scan_batches():
+            path = read.fragment.path
+            ended = int(file is not None and path != file)
+            self.progress.step(ended)
+            file, left = path, left - ended
+            yield read.record_batch
+        self.progress.step(left)
 
 
 def plan_files(

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.logs import Progress
 from anabranch.common.temporary import process_folder
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
@@ -41,7 +42,6 @@ from serving_layer.query import (
     source,
 )
 from serving_layer.query.datasets import quoted, quoted_table
-from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.selection import (
     Provenance,
     Selection,
@@ -85,11 +85,11 @@ class Reader:
         self,
         sql: str,
         selection: Selection,
-        reading: QueryProgress | None = None,
+        progress: Progress | None = None,
         tails: list[TopicTail] | None = None,
     ) -> Iterator[Answer]:
         """Run one reading statement (`open_query`) over the selected rows of the current tables,
-        and yield the answer; `reading` follows its progress. `tails`: the answer is also over the
+        and yield the answer; `progress` counts the files read. `tails`: the answer is also over the
         records of the topics after these rows, and the list gets what was read of them."""
         views = [
             (stream, view)
@@ -115,7 +115,7 @@ class Reader:
                     catalog=self.lake.catalog_name,
                     # Needed only for views.
                     unlisted=frozenset(stream.partials_table(view) for stream, view in views),
-                    reading=reading,
+                    progress=progress,
                 )
             )
 

@@ -1,5 +1,6 @@
 """An analyst's SQL over real PyIceberg tables, on local files and on the real S3 server."""
 
+import logging
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -29,9 +30,9 @@ from queries import run_query, sources
 from shared_services import BUCKET
 
 from anabranch.common.errors import ConfigurationError, FileGone, Terminal
+from anabranch.common.logs import Progress
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from serving_layer.query import open_query
-from serving_layer.query.reading import QueryProgress
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 NAME = "games.game_events"
@@ -208,7 +209,9 @@ def test_a_filter_opens_no_file_of_another_partition(
     with (
         pytest.raises(FileGone, match="run it again"),
         open_query(
-            f"SELECT event_id FROM {NAME}", sources({NAME: table}), reading=QueryProgress()
+            f"SELECT event_id FROM {NAME}",
+            sources({NAME: table}),
+            progress=Progress(logging.getLogger(), "query", "files"),
         ) as answer,
     ):
         answer.rows.read_all()

@@ -1,6 +1,7 @@
 """Files that a condition passes over hold no row that meets it: the answer is that of the rows
 themselves."""
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ from pyiceberg.types import (
 from queries import sources
 
 from anabranch.common.errors import ConfigurationError, FileGone
+from anabranch.common.logs import Progress
 from serving_layer.query import Answer, open_query
-from serving_layer.query.reading import QueryProgress
 
 NAME = "games.events"
 DAY = datetime(2026, 11, 21)
@@ -115,15 +116,14 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
-    reading, sql = QueryProgress(), f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
-    with open_query(sql, sources({NAME: beside.table}), reading=reading) as answer:
+    progress, sql = (
+        Progress(logging.getLogger(), "query", "files"),
+        f"SELECT id FROM {NAME} WHERE {where} ORDER BY id",
+    )
+    with open_query(sql, sources({NAME: beside.table}), progress=progress) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
     # How far it is was followed to its end, whatever files that were.
-    assert (
-        sum(one.done for one in reading.followed)
-        == sum(one.files for one in reading.followed)
-        == _files(answer)
-    )
+    assert (progress._done, progress._total or 0) == (_files(answer),) * 2
     return found, answer
 
 

@@ -1,6 +1,6 @@
 """How far a query has read its files is followed, and changes nothing of what it reads."""
 
-import threading
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from anabranch.common.logs import Progress
-from serving_layer.query import reading as module
-from serving_layer.query.reading import QueryProgress
+from serving_layer.query.datasets import FollowedScan
 
 FILES, ROWS = 4, 1000
 
@@ -24,37 +23,23 @@ def files(tmp_path: Path) -> ds.Dataset:
     return ds.dataset(tmp_path)
 
 
-def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
-    followed = QueryProgress().follow(files.scanner(), FILES)
-    seen = [(batch["file"][0].as_py(), followed.done) for batch in followed.to_reader()]
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(logging.getLogger(), "query", "files")
+
+
+def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset, progress: Progress) -> None:
+    followed = FollowedScan(files.scanner(), FILES, progress)
+    seen = [(batch["file"][0].as_py(), progress._done) for batch in followed.to_reader()]
     assert seen == [(number, number) for number in range(FILES) for _ in range(2)]
-    assert followed.done == FILES
+    assert progress._done == FILES
 
 
-def test_a_condition_selects_the_rows_that_the_scanner_selects(files: ds.Dataset) -> None:
+def test_a_condition_selects_the_rows_that_the_scanner_selects(
+    files: ds.Dataset, progress: Progress
+) -> None:
     condition = (ds.field("file") == 2) & (ds.field("n") < 3)
-    followed = QueryProgress().follow(files.scanner(columns=["n"], filter=condition), FILES)
+    followed = FollowedScan(files.scanner(columns=["n"], filter=condition), FILES, progress)
     assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}
     assert followed.projected_schema.names == ["n"]
-    assert followed.done == FILES
-
-
-def test_progress_counts_all_rows_read(files: ds.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[str] = []
-    complete = threading.Event()
-
-    def report(self: Progress, units: int = 1) -> None:
-        step(self, units)
-        reported.append(self.line())
-        if f"{2 * FILES} of {2 * FILES} files" in reported[-1]:
-            complete.set()
-
-    step = Progress.step
-    monkeypatch.setattr(Progress, "step", report)
-    monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.01)
-    reading = QueryProgress()
-    with reading.show_progress("query"):
-        for _ in range(2):
-            reading.follow(files.scanner(), FILES).to_reader().read_all()
-        assert complete.wait(20), reported[-1:]
-    assert reported[-1].startswith("query: ")
+    assert progress._done == FILES
