@@ -147,6 +147,9 @@ def _of_version(
             sketch.comments.append(f"Records of other messages are dead letters: {listed}")
     # Columns that the file declares, and fields that get none under their own names.
     declared, excluded = Sketch(), list[str]()
+    if version.type == "AVRO" and _is(record := json.loads(version.text)):
+        for name, time in _times_of(record).items():
+            declared.columns.append(Column(name, time.type, True, notation=time.notation))
     for _ in range(_MOST_EXCLUDED):
         stream = Stream.model_validate(
             {
@@ -176,10 +179,11 @@ def _of_version(
                 break
             if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
                 types = _types_of(version, excluded, declared)
+                notations = {one.name: one.notation for one in declared.columns}
                 declared.columns = [one for one in declared.columns if one.name != name]
                 others = [Column(of, "string", True) for of in types if of != name]
                 named = Sketch(columns=[*others, *declared.columns])
-                named.add(Guess(types[name]), name, (name,))
+                named.add(Guess(types[name], notations.get(name, Notation())), name, (name,))
                 declared.columns.append(named.columns[-1])
                 excluded.append(name)
             elif version.type == "JSON" and not isinstance(cause, NotAName):
@@ -250,20 +254,28 @@ def _of_changes(
     topic: str, registry: SchemaRegistryClient, version: SubjectVersion, row: Mapping[str, Any]
 ) -> Sketch:
     sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
-    raw = {field["name"]: field["type"] for field in row["fields"]}
+    times = _times_of(row)
     for name, kind in _fields(json.dumps(row)):
-        of = Guess(kind)
-        for branch in raw[name] if isinstance(raw[name], list) else [raw[name]]:
-            is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
-            if is_number and branch.get("logicalType") is None:
-                of = time_of(branch.get("connect.name")) or of
-        sketch.add(of, name, ("row", name))
+        sketch.add(times.get(name, Guess(kind)), name, ("row", name))
     key = registry.latest(f"{topic}-key")
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
     of_key = [name for name, _ in _fields(key.text)] if key is not None else []
     source = {name: Guess(kind) for name, kind in _fields(_of_source(version))}
     add_change(sketch, [names[name] for name in of_key if name in names], source)
     return sketch
+
+
+def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
+    """Return the columns of numbers that Kafka Connect names as times."""
+    found = dict[str, Guess]()
+    for field in record["fields"]:
+        kind = field["type"]
+        for branch in kind if isinstance(kind, list) else [kind]:
+            is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
+            time = time_of(branch.get("connect.name")) if is_number else None
+            if time is not None and branch.get("logicalType") is None:
+                found[field["name"]] = time
+    return found
 
 
 def _of_source(version: SubjectVersion) -> str:
@@ -453,8 +465,7 @@ def _account(found: Check) -> list[str]:
 
 
 def _widen(sketch: Sketch, decoded: Decoded) -> bool:
-    """Make each column STRING that refuses a value, but decimals in Base64 first numbers
-    (`decimal.format: numeric` of Kafka Connect); return whether there was one."""
+    """Widen each column that refuses a value; return whether there was one."""
     columns = {column.name: column for column in sketch.columns if column.type != "string"}
     widened = False
     for code, text in decoded.errors.values():
@@ -462,29 +473,42 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
         if match is None or code not in ("wrong_type", "unreadable_timestamp"):
             continue
         if sketch.schema is not None:
-            widened |= _declare_text(sketch, match[0])
+            widened |= _declare_wider(sketch, match[0])
         elif (column := columns.pop(match[0], None)) is not None:
-            if column.notation.decimal == "base64":
-                column = replace(column, notation=replace(column.notation, decimal=""))
-                sketch.replace(column, "")
-            else:
-                note = f"{column.type.upper()} in most records"
-                sketch.replace(replace(column, type="string", notation=Notation()), note)
-            widened = True
+            wider = _wider(column, sketch.form["type"])
+            if wider is not None:
+                other = wider.type != column.type
+                note = f"{column.type.upper()} in most records" if other else ""
+                sketch.replace(wider, note)
+                widened = True
     return widened
 
 
-def _declare_text(sketch: Sketch, name: str) -> bool:
-    """Make a column of a JSON Schema STRING, which takes any value; return whether it was none."""
+def _wider(column: Column, form: str) -> Column | None:
+    """Return the column that takes more values; None if none does. In Avro and Protobuf a time is
+    a number, and no other type is read as text."""
+    if form in ("avro", "protobuf"):
+        return replace(column, type="bigint", notation=Notation()) if column.notation.unit else None
+    if column.notation.decimal == "base64":
+        # With `decimal.format: numeric` of Kafka Connect they are numbers.
+        return replace(column, notation=replace(column.notation, decimal=""))
+    return replace(column, type="string", notation=Notation())
+
+
+def _declare_wider(sketch: Sketch, name: str) -> bool:
+    """Make a column of a subject take more values, if one does; return whether it is another."""
     schema = sketch.schema if isinstance(sketch.schema, dict) else {}
     columns: dict[str, Any] = schema.get("columns", {})
     declared = columns.get(name, {})
     more = declared if isinstance(declared, dict) else {"type": declared}
-    if sketch.form["type"] != "json_schema" or more.get("type") == "STRING":
+    is_number = sketch.form["type"] == "avro" and "unit" in more
+    kind = "BIGINT" if is_number else "STRING"
+    if not is_number and (sketch.form["type"] != "json_schema" or more.get("type") == kind):
         return False
-    kind = {**more, "type": "STRING"} if "from" in more else "STRING"
-    sketch.schema = {**schema, "columns": {**columns, name: kind}}
-    sketch.comments.append(f"As its text: {name}: some values are of another type")
+    wider = {"type": kind, "from": more["from"]} if "from" in more else kind
+    sketch.schema = {**schema, "columns": {**columns, name: wider}}
+    as_what = "number" if is_number else "text"
+    sketch.comments.append(f"As its {as_what}: {name}: some values are of another type")
     return True
 
 

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from protos import HEAD, indexed, type_of
 from strange_topics import TOPICS, without_maps
-from wire import wired
+from wire import varint, wired
 
 from anabranch.config import load_environment
 from anabranch.config.loading import parse_stream
@@ -733,6 +733,34 @@ def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> 
     draft, rows = of_subject(tmp_path, "JSON", '{"type": "object"}', [wired(1, value)])
     assert rows[0]["id"] == 5 and rows[0]["timestamp"] == TEN
     assert draft.file.count("# Without the subject's columns: expected an object with prop") == 1
+
+
+def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path) -> None:
+    def typed(kind: str, of: str) -> dict[str, str]:
+        return {"type": kind, "connect.name": f"io.debezium.time.{of}"}
+
+    fields = [
+        {"name": "id", "type": "long"}, {"name": "event_date", "type": typed("int", "Date")},
+        {"name": "at", "type": ["null", typed("long", "MicroTimestamp")]}, {"name": "t", "type": typed("int", "Time")},
+    ]  # fmt: skip
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    value = wired(1, varint(5) + varint(20785) + varint(1) + varint(SECONDS * 10**6 + 7) + b"\2")
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
+    at = TEN.replace(microsecond=7)
+    assert rows == [{"id": 5, "at": at, "t": 1, "event_date_2": date(2026, 11, 28)}]
+    assert yaml.safe_load(draft.file)["event_time"] == {"column": "at"}
+    # PostgreSQL's infinity is no time.
+    infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2")
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [value, infinite])
+    assert [row["at"] for row in rows] == [SECONDS * 10**6 + 7, 2**63 - 1]
+    record = json.loads(schema)
+    part = {"type": "record", "name": "s", "fields": [{"name": "lsn", "type": "long"}]}
+    change = {"before": ["null", record], "after": ["null", "r"], "source": part, "op": "string"}
+    fields = [{"name": name, "type": kind} for name, kind in change.items()]
+    schema = json.dumps({"type": "record", "name": "e", "fields": fields})
+    values = [wired(1, b"\0\2" + v[5:] + b"\2\2c") for v in (value, infinite)]
+    draft, rows = of_subject(tmp_path, "AVRO", schema, values)
+    assert [row["at"] for row in rows] == [SECONDS * 10**6 + 7, 2**63 - 1]
 
 
 def test_names_of_avro_that_no_column_has_are_read_by_another(tmp_path: Path) -> None:
