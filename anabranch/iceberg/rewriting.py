@@ -11,7 +11,7 @@ import io
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Record
 
 from anabranch.common.arrays import groups_by_size
 from anabranch.common.errors import Terminal
@@ -148,6 +147,8 @@ def rewrite_kept(
 def _write_like(
     table: Table, path: str, like: DataFile, batches: Iterable[pa.RecordBatch]
 ) -> DataFile:
+    """Write a data file with the columns and the partition of another. Return its manifest entry,
+    with the statistics of its footer. Raises OSError."""
     with opened(table, like) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
     # Keep the metadata of Iceberg's writer, but not Arrow's schema.
@@ -155,31 +156,17 @@ def _write_like(
     groups = map(
         pa.Table.from_batches, groups_by_size(batches, lambda of: of.nbytes, _ROW_GROUP_BYTES)
     )
-    return write_file(table, path, schema, groups, like.partition, like.spec_id, kept)
-
-
-def write_file(
-    table: Table,
-    path: str,
-    schema: pa.Schema,
-    groups: Iterable[pa.Table],
-    partition: Record,
-    spec_id: int,
-    metadata: Mapping[bytes, bytes] | None = None,
-) -> DataFile:
-    """Write a data file, one row group for each table. Return its manifest entry, with the
-    statistics of its footer. Raises OSError."""
     with (
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,
     ):
-        if metadata is not None:
-            writer.add_key_value_metadata(metadata)
+        writer.add_key_value_metadata(kept)
         for rows in groups:
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))
     with table.io.new_input(path).open() as source:
         footer = pq.read_metadata(source)
-    return data_file_from(table, path, len(table.io.new_input(path)), footer, partition, spec_id)
+    size = len(table.io.new_input(path))
+    return data_file_from(table, path, size, footer, like.partition, like.spec_id)
 
 
 def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
