@@ -112,7 +112,7 @@ def list_versions(io: FileIO, folder: str) -> Iterator[Version]:
     if (on_s3 := bucket_and_key(folder.rstrip("/") + "/")) is None:
         return
     store = store_of(io)
-    if store.had_versions(on_s3[0]):
+    if store.versioning(on_s3[0]):
         yield from store.former_versions(*on_s3)
 
 

@@ -338,26 +338,17 @@ class ObjectStore:
                     raise
         return False
 
-    def is_versioned(self, bucket: str) -> bool:
-        """Return whether the bucket keeps versions of deleted and replaced objects. Raises
-        ConfigurationError or Transient, also for a server without versioning; the other methods
-        for a bucket's settings raise these too."""
-        with self._errors(f"read the versioning of bucket {bucket}"):
-            return self._versioning(bucket) == "Enabled"
-
-    def had_versions(self, bucket: str) -> bool:
-        """Return whether versioning is or was enabled; False for a server without versioning.
-        Raises ConfigurationError (permissions) or Transient."""
+    def versioning(self, bucket: str) -> str | None:
+        """Return whether versions of deleted and replaced objects are kept: `Enabled`, `Suspended`
+        (former ones), or None, also for a server without versioning. Raises ConfigurationError
+        (permissions) or Transient; the other methods for a bucket's settings raise these too."""
         with self._errors(f"read the versioning of bucket {bucket}"):
             try:
-                return self._versioning(bucket) is not None
+                status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
             except ClientError as error:
                 if _status(error) not in (405, 501):
                     raise
-        return False
-
-    def _versioning(self, bucket: str) -> str | None:
-        status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
+                return None
         return str(status) if status else None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:

@@ -379,7 +379,7 @@ def is_versioned(job: Job) -> bool | None:
     if bucket is None:
         return False
     try:
-        return open_store(job.environment.s3).is_versioned(bucket)
+        return open_store(job.environment.s3).versioning(bucket) == "Enabled"
     except AnabranchError as error:
         LOG.debug("stream %s: %s", job.stream.name, error)
         return None

@@ -165,7 +165,7 @@ def read(
         now=now,
         denied=denied,
         deletes=deletes,
-        versioned=setting(Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        versioned=setting(Issue.VERSIONING, lambda: store.versioning(where.bucket)) == "Enabled",
         rules=setting(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
         lock=setting(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
         uploads=setting(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),

@@ -406,7 +406,7 @@ def store_of(objects: dict[str, bytes], **answers: Any) -> SimpleNamespace:
         "list_objects": lambda bucket, prefix: [(key, 0, NOW) for key in objects],
         "get": lambda bucket, key: objects[key],
         "delete_objects": lambda bucket, keys: objects.clear(),
-        "is_versioned": lambda bucket: False,
+        "versioning": lambda bucket: None,
         "lifecycle": lambda bucket: (),
         "lock": lambda bucket: None,
         "uploads": lambda bucket, prefix: (),
