@@ -73,15 +73,6 @@ def bucket_of(warehouse: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A multipart upload that was neither completed nor aborted."""
-
-    key: str
-    id: str
-    begun: datetime
-
-
-@dataclass(frozen=True)
 class Version:
     """A noncurrent version of an object: it was replaced or deleted."""
 
@@ -405,15 +396,6 @@ class ObjectStore:
         if "Days" in kept:
             return f"{kept.get('Mode')} {kept['Days']} days"
         return f"{kept.get('Mode')} {kept['Years']} years"
-
-    def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
-        """Return the incomplete multipart uploads under `prefix`."""
-        doing = f"list the unfinished uploads of s3://{bucket}/{prefix}"
-        return tuple(
-            Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
-            for page in self._pages(doing, "list_multipart_uploads", bucket, prefix)
-            for entry in page.get("Uploads", ())
-        )
 
     def _pages(self, doing: str, operation: str, bucket: str, prefix: str) -> Iterator[Any]:
         """Yield the pages of a listing. Raises Terminal (permissions) or Transient."""

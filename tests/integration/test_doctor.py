@@ -415,20 +415,6 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         run(locked.remedy)
         assert found() == {}
 
-        s3.create_multipart_upload(Bucket="lake", Key="warehouse/a file")
-        # Moto says of each upload that it was begun in 2010.
-        [left] = found().values()
-        assert left.check is Issue.UPLOADS
-        assert left.remedy.startswith(
-            printed(
-                "aws s3api abort-multipart-upload --bucket BUCKET --key KEY --upload-id ID",
-                BUCKET="lake",
-                KEY="'warehouse/a file'",
-                ID="",
-            )
-        )
-        run(left.remedy)
-        assert found() == {}
         assert s3.list_objects_v2(Bucket="lake").get("Contents") is None, (
             "the doctor leaves nothing behind"
         )

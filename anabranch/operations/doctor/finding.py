@@ -52,7 +52,6 @@ class Issue(StrEnum):
     VERSIONING = "s3.versioning"
     LIFECYCLE = "s3.lifecycle"
     OBJECT_LOCK = "s3.object-lock"
-    UPLOADS = "s3.uploads"
     CLOCK = "s3.clock"
     CATALOG_AWAY = "catalog.away"
     CATALOG_RIGHTS = "catalog.rights"

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from shlex import quote
 from typing import TypeVar
 
@@ -26,12 +26,11 @@ from anabranch.config import Environment, Stream
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
+from anabranch.iceberg.s3 import LifecycleRule, bucket_and_key, open_store
 from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
 
 T = TypeVar("T")
 
-_ABANDONED = timedelta(days=1)
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _BODY = b"anabranch doctor\n"
 
@@ -51,7 +50,6 @@ class StoreFacts:
     versioned: bool = False
     rules: tuple[LifecycleRule, ...] = ()
     lock: str | None = None
-    uploads: tuple[Upload, ...] = ()
     unreadable: tuple[tuple[Issue, str], ...] = ()
     awaits_table: bool = False
 
@@ -168,7 +166,6 @@ def read(
         versioned=setting(Issue.VERSIONING, lambda: store.versioning(where.bucket)) == "Enabled",
         rules=setting(Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
         lock=setting(Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
-        uploads=setting(Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
         unreadable=tuple(unreadable),
     )
 
@@ -258,18 +255,6 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> I
         make_finding = warning if facts.denied is None else error
         found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
         yield make_finding(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy)
-    old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
-    if old:
-        expected = (
-            "no incomplete multipart upload older than a day: its parts cost as much as objects"
-        )
-        first = min(old, key=lambda upload: upload.begun)
-        remedy = (
-            f"aws s3api abort-multipart-upload --bucket {quote(where.bucket)} --key "
-            f"{quote(first.key)} --upload-id {quote(first.id)}"
-        )
-        found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
-        yield warning(Issue.UPLOADS, subject, expected, found, remedy)
     # A setting that the server does not support is harmless; one that may not be read might apply.
     for check, why in facts.unreadable:
         yield info(

@@ -33,7 +33,7 @@ from anabranch.common.errors import (
     Transient,
 )
 from anabranch.config import S3, Slo
-from anabranch.iceberg.s3 import LifecycleRule, Upload
+from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import (
@@ -385,11 +385,6 @@ def test_the_next_step_of_an_hour() -> None:
             {"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")},
             {Issue.OBJECT_LOCK: "error"},
         ),
-        (
-            {"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)},
-            {Issue.UPLOADS: "warning"},
-        ),
-        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
         ({"unreadable": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
     ],
 )
@@ -409,7 +404,6 @@ def store_of(objects: dict[str, bytes], **answers: Any) -> SimpleNamespace:
         "versioning": lambda bucket: None,
         "lifecycle": lambda bucket: (),
         "lock": lambda bucket: None,
-        "uploads": lambda bucket, prefix: (),
     }
     return SimpleNamespace(**(given | answers))
 
@@ -430,7 +424,7 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding(
     answers: list[str] = []
     facts = s3.read(new_environment(Path("/nowhere")), PLACE, lambda: answers.append(code))
     assert [check for check, _ in facts.unreadable] == unread
-    assert (facts.denied, facts.rules, len(answers)) == (None, (), 10)
+    assert (facts.denied, facts.rules, len(answers)) == (None, (), 9)
 
 
 @pytest.mark.parametrize("policy", ["jobs", "maintain", "egress"])
