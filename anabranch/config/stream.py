@@ -76,9 +76,12 @@ TAKEN_COLUMNS = (
         "unknown_fields",
     ),
     *("_hash", "_rank", "_row"),
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+    *("_row_id", "_last_updated_sequence_number"),
 )
-"""Names that a stream's columns cannot have: the reserved ones, and those of columns that jobs
-compute."""
+"""Names that a stream's columns cannot have: the reserved ones, those of columns that jobs compute,
+and of Iceberg's metadata columns, beside which Spark reads no column of that name
+(https://iceberg.apache.org/spec/#reserved-field-ids)."""
 
 
 def _declared_columns(value: object) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-from anabranch.config import RESERVED_COLUMNS, Stream
+from anabranch.config import TAKEN_COLUMNS, Stream
 from anabranch.config.columns import ROW, Column, columns_ddl
 from anabranch.config.schema import columns_mapping
 from anabranch.config.sections import UNKNOWN_NAME_LENGTH
@@ -138,7 +138,7 @@ def _field(
     columns = [column.name for column in stream.record_columns]
     above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
     is_read = name in read
-    reserved = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
+    reserved = {*TAKEN_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
     return DriftedField(
@@ -176,7 +176,7 @@ def _obstacle(
     if not above and not _COLUMN.fullmatch(name):
         return "a column's name may contain only letters, digits and underscores"
     if name.lower() in reserved:
-        return "Anabranch has a column of that name"
+        return "Anabranch or Iceberg has a column of that name"
     if name.lower() in {column.lower() for column in columns}:
         return "the schema has a column of that name in another case"
     if stream.subject_schema is None:

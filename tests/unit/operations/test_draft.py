@@ -263,7 +263,7 @@ def test_fields_that_few_records_have_are_not_all_fields() -> None:
 
 def test_names_that_are_no_columns() -> None:
     names = [
-        "@timestamp", "event.action", "ID", "id", "kafka_offset", "9", "ключ", "on", "${A}", '"',
+        "@timestamp", "event.action", "ID", "id", "kafka_offset", "_deleted", "9", "ключ", "on", "${A}", '"',
         "a\nb",
     ]  # fmt: skip
     values: list[object] = [dict.fromkeys(names, "x")]
@@ -274,6 +274,7 @@ def test_names_that_are_no_columns() -> None:
         "event_action": {"type": "STRING", "from": ["event.action"]},
         "id_2": {"type": "STRING", "from": "id"},
         "kafka_offset_2": {"type": "STRING", "from": "kafka_offset"},
+        "deleted": {"type": "STRING", "from": "_deleted"},
         "_9": {"type": "STRING", "from": "9"},
         "field": {"type": "STRING", "from": "ключ"},
     }

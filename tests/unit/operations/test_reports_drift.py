@@ -128,8 +128,19 @@ def test_fields_inside_others() -> None:
 
 
 def test_names_unfit_for_columns_are_listed_with_why(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "esc\x1b[2J\n", "new", "NEW"]
-    fields = (*(field(n, 9 - i) for i, n in enumerate(names)), field("level"))
+    names = [
+        "n" * 100,
+        "a b",
+        "x'; --",
+        "Level",
+        "KAFKA_OFFSET",
+        "_Deleted",
+        "kafka_key",
+        "esc\x1b[2J\n",
+        "new",
+        "NEW",
+    ]
+    fields = (*(field(n, 11 - i) for i, n in enumerate(names)), field("level"))
     view = drift_of(stream(), [row("2026-11-21T00", 0, *fields)], "t", {})
     assert [f.name for f in view.fields if f.obstacle is None] == ["new", "level"]
     assert [f.name for f in view.fields if f.taken_up] == ["level"]
