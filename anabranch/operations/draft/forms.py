@@ -609,7 +609,8 @@ def _of_text(lines: Sequence[str], records: pa.RecordBatch) -> Sketch:
     if form is not None:
         kept = [name for name in ("key",) if len(sketch.columns) > 1]
         parts = [{n: {"sql": sql, "type": kind}} for n, (sql, kind) in form.parts.items()]
-        sketch.select = [{"line": "value"}, *parts, *kept]
+        events = [one for one in sketch.select if isinstance(one, Mapping)]
+        sketch.select = [{"line": "value"}, *parts, *kept, *events]
         sketch.time = form.time
     return sketch
 
@@ -628,6 +629,7 @@ def _raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:
     keys = [key for key in records.column("key").to_pylist() if key is not None]
     if keys:
         sketch.add(STRING if all(map(values.is_utf8, keys)) else Guess("binary"), "key")
+    add_metadata(sketch, records, lambda _: None)
     return sketch
 
 

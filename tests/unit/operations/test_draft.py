@@ -465,6 +465,15 @@ def test_cloud_events() -> None:
     assert "# Headers are in no column; `select` reads them: trace" in draft.file
 
 
+@pytest.mark.parametrize("value", [b"\0\4o0\0", b"words", b"2026-11-28 10:00:00 INFO words"])
+def test_cloud_events_of_any_data_have_their_attributes(value: bytes) -> None:
+    headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("trace", b"5")]
+    draft, [row] = drafted([value], headers=[headers], keys=[b"k"])
+    assert yaml.safe_load(draft.file)["key"] == ["ce_source", "ce_id"]
+    assert (row["ce_id"], row["ce_source"], row["key"]) == ("1", "/s", "k")
+    assert "# Headers are in no column; `select` reads them: trace" in draft.file
+
+
 def change(i: int, op: str, **source: object) -> dict[str, Any]:
     row = {"id": 5, "total": "AeJA", "made-at": 1795860000000001 + i}
     return {
