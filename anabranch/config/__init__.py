@@ -26,6 +26,7 @@ from anabranch.config.family import (
     Selected,
     broken,
     expand,
+    families_of,
     load_families,
     load_family,
     loaded,

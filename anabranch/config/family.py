@@ -225,6 +225,22 @@ def load_families(folder: str | Path | None = None) -> dict[str, Family | Config
     return found
 
 
+def families_of(streams: Iterable[Stream], folder: str | Path | None = None) -> dict[str, str]:
+    """Return the family, by name, of each stream that has no file of its own."""
+    found = {}
+    own = stream_names(folder)
+    for family in load_families(folder).values():
+        for stream in streams:
+            if (
+                isinstance(family, Family)
+                and stream.name not in own
+                and family.matches(stream.topic)
+                and family.stream_name(stream.topic) == stream.name
+            ):
+                found[stream.name] = family.name
+    return found
+
+
 def load_family(name: str, folder: str | Path | None = None) -> Family:
     """Read and check a family's file, with its streams' shared keys. Raises ConfigurationError."""
     folder = resolve_folder(folder)

@@ -11,7 +11,9 @@ PAGES = ("runbooks", "how-to/change-a-schema", "how-to/deploy/monitoring", "refe
 PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
 TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 
-_PROGRAMS = r"anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
+_PROGRAMS = (
+    r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
+)
 _COMMAND = re.compile(rf"(?:{_PROGRAMS}) .+")
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 

@@ -7,7 +7,7 @@ warehouse, which it writes, lists, reads and deletes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from anabranch.common.logs import Progress
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor import (
+    airflow,
     kafka,
     local,
     s3,
@@ -33,7 +34,7 @@ LOG = logging.getLogger(__name__)
 # The command must answer within 8 s; Kafka's reader reports a topic as missing after 5 s.
 _SERVICE_SECONDS = 6.5
 
-# The audit counts the rows in files of hours.
+# The audit counts the rows in files of hours; each Airflow command takes seconds.
 _LONG_SECONDS = 40.0
 
 
@@ -68,8 +69,14 @@ class _Readings:
     registry: TimedRead[bool] | None
 
 
-def examine(environment: Environment, chosen: Sequence[Stream], limit: float | None) -> Report:
-    """Examine this machine, the services, and at least one stream.
+def examine(
+    environment: Environment,
+    chosen: Sequence[Stream],
+    families: Mapping[str, str],
+    limit: float | None = None,
+) -> Report:
+    """Examine this machine, the services, and at least one stream. `families`: the family of each
+    stream without its own file.
 
     Give up a service if none of its readers got an answer for `limit` seconds (default: 6.5), and
     any other reader after `limit` seconds (default: 40).
@@ -88,8 +95,9 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
         if where is not None
         else None
     )
+    airflow_read = TimedRead("airflow", airflow.read) if airflow.is_configured() else None
     readings = [_read(environment, stream, shared) for stream in chosen]
-    _wait(machine, object_store, catalog_read, readings, limit)
+    _wait(machine, object_store, catalog_read, airflow_read, readings, limit)
 
     examined = [_judge(machine, local.findings, lambda _: None)]
     if object_store is not None and where is not None:
@@ -113,6 +121,14 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
         parts, next_command = _examine_stream(environment, reading)
         examined += parts
         next_commands.append(next_command)
+    if airflow_read is not None:
+        examined.append(
+            _judge(
+                airflow_read,
+                partial(airflow.findings, chosen, families),
+                lambda why: airflow.failed(str(why)),
+            )
+        )
     found = [finding for one in examined for finding in one.findings]
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     return Report(not errors, errors[0].remedy if errors else next_commands[0], examined)
@@ -122,6 +138,7 @@ def _wait(
     machine: TimedRead[Any],
     object_store: TimedRead[Any] | None,
     catalog_read: TimedRead[Any],
+    airflow_read: TimedRead[Any] | None,
     readings: Sequence[_Readings],
     limit: float | None,
 ) -> None:
@@ -134,7 +151,7 @@ def _wait(
         [of.registry for of in readings],
     ]
     status = [of.status for of in readings]
-    progress = Progress(LOG, "examine", "services and streams", 3 + 4 * len(readings))
+    progress = Progress(LOG, "examine", "services and streams", 4 + 4 * len(readings))
 
     def end(kind: Sequence[TimedRead[Any] | None], seconds: float) -> None:
         wait_for_all([reading for reading in kind if reading is not None], limit or seconds)
@@ -147,7 +164,7 @@ def _wait(
         needed = (object_store, catalog_read, of.kafka, of.tables)
         if any(reading is not None and reading.is_given_up for reading in needed):
             of.status.give_up()
-    for kind in (status, [machine]):
+    for kind in (status, [machine], [airflow_read]):
         end(kind, _LONG_SECONDS)
 
 

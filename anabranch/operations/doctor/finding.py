@@ -79,6 +79,12 @@ class Issue(StrEnum):
     REGISTRY_AWAY = "registry.away"
     REGISTRY_RIGHTS = "registry.rights"
     SUBJECT_MISSING = "registry.subject-missing"
+    AIRFLOW_AWAY = "airflow.away"
+    AIRFLOW_SCHEDULER = "airflow.scheduler"
+    AIRFLOW_IMPORT = "airflow.import-error"
+    AIRFLOW_DAG_MISSING = "airflow.dag-missing"
+    AIRFLOW_PAUSED = "airflow.paused"
+    AIRFLOW_POOL = "airflow.pool"
 
 
 @dataclass(frozen=True)

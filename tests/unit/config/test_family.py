@@ -13,6 +13,7 @@ from anabranch.config import (
     FamilyMember,
     Stream,
     expand,
+    families_of,
     family_names,
     load_families,
     load_family,
@@ -108,6 +109,14 @@ def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
     write(conf, "special", topics=None, topic="app-orders", table="raw.orders")
     own = [load_stream("special", conf)]
     assert list(expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
+
+
+def test_a_stream_without_its_own_file_has_a_family(conf: Path) -> None:
+    write(conf, "app_own", topics=None, topic="app-own", table="raw.own")
+    write(conf, "other", topics={"pattern": "other-(.*)"})
+    write(conf, "wrong", topics={"pattern": "("})
+    streams = [load_stream("app_own", conf), family(conf).build("app-x")]
+    assert families_of(streams, conf) == {"app_x": "app"}
 
 
 def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:

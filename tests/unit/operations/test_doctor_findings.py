@@ -37,6 +37,7 @@ from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import (
+    airflow,
     kafka,
     local,
     s3,
@@ -610,3 +611,74 @@ def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None
     done = CliRunner().invoke(main, ["doctor", "--conf", str(tmp_path)])
     assert done.exit_code == 2
     assert "anabranch init" in done.output
+
+
+WELL = airflow.AirflowFacts(
+    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")},
+    {},
+    128,
+    True,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {}),
+        ({"dags": {}}, {Issue.AIRFLOW_DAG_MISSING: Severity.ERROR}),
+        (
+            {"dags": WELL.dags | {"anabranch_hourly__events": True}},
+            {Issue.AIRFLOW_PAUSED: Severity.WARNING},
+        ),
+        ({"dags": WELL.dags | {"anabranch_hourly__other": True, "theirs": True}}, {}),
+        ({"broken": {"odd.py": "ValueError: odd"}}, {Issue.AIRFLOW_IMPORT: Severity.ERROR}),
+        ({"slots": None}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
+        ({"slots": 0}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
+        ({"is_scheduled": False}, {Issue.AIRFLOW_SCHEDULER: Severity.ERROR}),
+    ],
+)
+def test_problems_that_keep_airflow_from_running_a_streams_dags(
+    changed: dict[str, Any], expected: dict[Issue, Severity]
+) -> None:
+    found = airflow.findings([new_stream()], {}, replace(WELL, **changed))
+    assert checks(found) == expected
+
+
+def test_a_family_has_one_dag_and_a_group_its_own() -> None:
+    streams = [new_stream(name=f"tenants_{one}", group="small") for one in "ab"]
+    families = dict.fromkeys(("tenants_a", "tenants_b"), "tenants")
+    dags = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
+    assert airflow.findings(streams, families, replace(WELL, dags=dags)) == []
+    [missing, other] = airflow.findings(streams, families, replace(WELL, dags={}))
+    assert missing.expected == "the DAGs of group small"
+    assert missing.found == "no anabranch_hourly_group__small"
+    assert other.expected == "the DAGs of family tenants"
+    assert other.found == "no anabranch_maintenance__tenants"
+
+
+def test_a_paused_dag_of_a_group_is_found_and_its_streams_own_have_manual_runs() -> None:
+    dags = dict.fromkeys([*WELL.dags, "anabranch_hourly_group__small"], True)
+    [of_group, of_stream] = airflow.findings(
+        [new_stream(group="small")], {}, replace(WELL, dags=dags)
+    )
+    assert of_group.found == "anabranch_hourly_group__small is paused: hours are not rebuilt"
+    assert of_group.remedy.endswith("'^anabranch_.+__(small)$'")
+    assert "anabranch_hourly__events is paused: manual runs do not start" in of_stream.found
+
+
+def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(airflow.HOME, raising=False)
+    assert not airflow.is_configured()
+    monkeypatch.setenv(airflow.HOME, "/nowhere")
+    assert airflow.is_configured()
+
+
+def test_a_silent_airflow_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    silent = tmp_path / "airflow"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(airflow, "_ANSWER_SECONDS", 0.2)
+    found = r"airflow \w+ .*: expected an answer within 0.2 s"
+    with pytest.raises(ConfigurationError, match=found):
+        airflow.read()
