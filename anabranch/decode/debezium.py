@@ -7,7 +7,7 @@ Source: https://debezium.io/documentation/reference/stable/connectors/postgresql
 - A column whose path begins with ROW is a field of the row, any other a field of the change. A
   change without a row (`op: t`) has null in the row's columns.
 - A tombstone (a null value, after a delete) has the fields of the record's key, an object in JSON,
-  as has a delete without a row. A row may be a text of JSON (MongoDB).
+  as has a delete or update without a row. A row may be a text of JSON (MongoDB).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from anabranch.decode.field_tree import REFUSED
 from anabranch.decode.json import JsonReader
 from anabranch.decode.values import Errors, Reading, found
 
-_NULL, _DELETE = Raw(b"null"), Raw(b'"d"')
+_NULL, _OF_ROWS = Raw(b"null"), (Raw(b'"d"'), Raw(b'"u"'))
 
 
 class _Change(msgspec.Struct, gc=False):
@@ -108,7 +108,7 @@ def _parts(
         return value, None, True
     row = change.after if change.after != _NULL else change.before
     if row == _NULL:
-        return value, _fields_of(key()) if change.op == _DELETE else None, change.op != _NULL
+        return value, _fields_of(key()) if change.op in _OF_ROWS else None, change.op != _NULL
     sent = bytes(row)
     with suppress(*REFUSED):
         sent = msgspec.json.decode(sent, type=str).encode()

@@ -220,6 +220,9 @@ _COMPRESSED = {b"\x1f\x8b": "compressed by gzip", b"\x28\xb5\x2f\xfd": "compress
 _POSITIONS = (
     *("lsn", "file", "pos", "row", "ord", "scn", "rs_id", "ssn", "change_lsn", "event_serial_no"),
 )
+_OF_CHANGE = frozenset(
+    ("before", "after", "row", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction", "schema")
+)
 _KEY = "record_key"
 _HEADER_TIME = "CAST(decode(kafka_headers['ce_time']) AS TIMESTAMPTZ)"
 _MILLIS = Guess("timestamp", Notation(unit="millis"))
@@ -360,6 +363,11 @@ def _of_changes(
             # MongoDB's deletes have only their key.
             of_key = guess([key.get(name) for key in of_keys], name, stamps) or STRING
             names[name] = sketch.add(of_key, name, ("row", name))
+    for name in dict.fromkeys(name for change in changes for name in change):
+        more = guess([change.get(name) for change in changes], name, stamps)
+        # MongoDB's `updateDescription` has what an update without a document sets.
+        if more is not None and is_usable(name) and name not in _OF_CHANGE:
+            sketch.add(more, name, (name,))
     if fields == ["id"] and "_id" in names:
         fields = ["_id", "id"]
     sources = [s for change in changes if isinstance(s := change.get("source"), Mapping)]

@@ -149,6 +149,13 @@ def test_a_change_without_a_row_is_one_of_nulls() -> None:
     assert not result.errors
 
 
+def test_a_partial_update_has_the_fields_of_its_key() -> None:
+    # MongoDB's without the whole document.
+    result = decoded([change("u", None, None)], [b'{"id":7}'])
+    nothing = dict.fromkeys(READ)
+    assert rows(result) == [{**nothing, "id": 7, "op": "u", **OF_SOURCE}]
+
+
 VALUE = record(
     ("id", "long"), ("total", ["null", of("decimal", "bytes", precision=10, scale=2)]),
     ("made-at", "long"), ("day", of("date", "int")), name="Value",

@@ -554,6 +554,11 @@ def test_debezium_of_documents() -> None:
     first, second = drafted(values, keys=[key, key])[1]
     assert (first["_id"], first["n"]) == ("5f", 1)
     assert second["id"] == '{"$oid": "5f"}'
+    # Updates without the whole document have their part beside it.
+    part = {"updatedFields": '{"n": 2}', "removedFields": None}
+    update = change(1, "u", ord=3) | {"after": None, "before": None, "updateDescription": part}
+    _, [*_, third] = drafted([*values, update], keys=[key] * 3)
+    assert third["updateDescription"] == part and third["id"] == '{"$oid": "5f"}'
 
 
 def test_kafka_connect_with_schema() -> None:
