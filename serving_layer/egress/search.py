@@ -214,10 +214,16 @@ class Index:
         )
 
     def versions(self, documents: Sequence[Document]) -> dict[str, int]:
-        """Return the versions of the documents that the index has, by id."""
+        """Return the versions of the documents that the index has, by id. Raises Transient if a
+        shard does not answer: its documents would count as deleted."""
         body = json.dumps({"ids": [one.id for one in documents]}).encode()
         answer = self._ask("POST", "_mget?_source=false", body, "application/json")
         try:
+            if failed := next((d["error"] for d in answer["docs"] if "error" in d), None):
+                raise Transient(
+                    f"ask {self.where}: expected the versions of {len(documents)} documents, found "
+                    f"{str(failed)[:200]}; run it again"
+                )
             return {str(d["_id"]): int(d["_version"]) for d in answer["docs"] if d.get("found")}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(

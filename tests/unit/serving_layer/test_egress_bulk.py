@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from anabranch import config
+from anabranch.common.errors import Transient
 from serving_layer.egress.hour import Identity
-from serving_layer.egress.search import document, read_answer
+from serving_layer.egress.search import Index, document, read_answer
 
 DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
 
@@ -42,3 +44,19 @@ def test_each_document_of_an_answer_has_its_own_fate() -> None:
     assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
     with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
         read_answer(DOCUMENTS, {"items": items[:4]})
+
+
+def test_a_document_of_a_shard_without_an_answer_is_not_taken_as_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # After a restore, its deletion would be left out, and a later reading's document would stay.
+    index = Index(config.SearchCluster(url="http://search:9200"), "events")
+    docs: list[dict[str, Any]] = [
+        {"_id": "t:0:1", "_version": 9, "found": True},
+        {"_id": "t:0:2", "found": False},
+    ]
+    monkeypatch.setattr(index, "_ask", lambda *_: {"docs": docs})
+    assert index.versions(DOCUMENTS[:3]) == {"t:0:1": 9}
+    docs.append({"_id": "t:0:3", "error": {"type": "no_shard_available_action_exception"}})
+    with pytest.raises(Transient, match="no_shard_available"):
+        index.versions(DOCUMENTS[:3])
