@@ -24,6 +24,7 @@ from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -156,8 +157,8 @@ def write_result(
     CSV has a header, an empty field for null, JSON for nested values, and texts unchanged;
     `spreadsheet` escapes texts that would run as a formula. JSON is a list of objects; Parquet is
     compressed with zstd. A file is replaced only when the new one is complete. Raises
-    ConfigurationError for Parquet on a terminal and for a file that cannot be written, and the
-    errors of reading the result.
+    ConfigurationError for Parquet on a terminal, for a file that cannot be written and for values
+    without a form there, and the errors of reading the result.
     """
     if out is not None:
         with _replacing(out) as sink:
@@ -188,7 +189,12 @@ def write_result(
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """Yield a file that replaces `out` once it is complete; write a device directly."""
-    part = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
+    # Of this query alone: two of a schedule that overlap would write into one file.
+    part = (
+        out.with_name(f".{out.name}.{uuid4().hex[:8]}")
+        if out.is_file() or not out.exists()
+        else out
+    )
     try:
         with part.open("wb") as sink:
             yield sink
@@ -206,7 +212,9 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
 def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> None:
     names = result.schema.names
     if fmt == "parquet":
-        with pq.ParquetWriter(sink, result.schema, compression="zstd") as writer:
+        with _shown_as("Parquet"):
+            writer = pq.ParquetWriter(sink, result.schema, compression="zstd")
+        with writer:
             for batch in result:
                 writer.write_batch(batch)
     elif fmt == "json":
@@ -233,8 +241,24 @@ def _csv_line(fields: Sequence[str]) -> str:
 def _rows(result: pa.RecordBatchReader) -> Iterator[tuple[object, ...]]:
     """Yield rows as tuples, so that columns of the same name stay separate."""
     for batch in result:
-        columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+        columns = []
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            with _shown_as(f"column {field.name}: {field.type}"):
+                columns.append(column.to_pylist(maps_as_pydicts="strict"))
         yield from zip(*columns, strict=True)
+
+
+@contextmanager
+def _shown_as(what: str) -> Iterator[None]:
+    """Raise ConfigurationError for values that the output cannot represent, such as a time after
+    the year 9999."""
+    try:
+        yield
+    except (ArithmeticError, TypeError, ValueError, KeyError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"query: {what}: expected values that the output can represent, found: {error}; CAST "
+            "them to VARCHAR"
+        ) from error
 
 
 def _csv_field(value: object) -> str:

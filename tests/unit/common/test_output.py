@@ -5,10 +5,12 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -208,6 +210,42 @@ def test_parquet_is_not_thrown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
         output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
+
+
+def test_two_results_for_one_file_leave_one_of_them_whole(tmp_path: Path) -> None:
+    out, other = tmp_path / "r.csv", pa.table({"n": [7]})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first, second = pa.table({"n": [1]}), pa.table({"n": [2]})
+        yield from first.to_batches()
+        # Of a job that began later, such as that of the next minute.
+        output.write_result(other.to_reader(), "csv", out)
+        yield from second.to_batches()
+
+    output.write_result(pa.RecordBatchReader.from_batches(other.schema, batches()), "csv", out)
+    assert out.read_text() == "n\n1\n2\n"
+    assert [*tmp_path.iterdir()] == [out]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.scalar(2**62, pa.timestamp("us")),
+        pa.scalar(2**30, pa.date32()),
+        pa.scalar([([1], 2)], pa.map_(pa.list_(pa.int64()), pa.int64())),
+    ],
+)
+def test_a_value_without_a_form_is_named(value: pa.Scalar, form: Any, tmp_path: Path) -> None:
+    result = pa.table({"n": [1], "far": pa.repeat(value, 1)})
+    with pytest.raises(ConfigurationError, match=r"column far: .*CAST"):
+        output.write_result(result.to_reader(), form, tmp_path / "r")
+
+
+def test_a_type_that_parquet_lacks_is_named(tmp_path: Path) -> None:
+    months = pa.array([(1, 0, 0)], pa.month_day_nano_interval())
+    with pytest.raises(ConfigurationError, match=r"Parquet: .*interval.*CAST"):
+        output.write_result(pa.table({"n": months}).to_reader(), "parquet", tmp_path / "r")
 
 
 def test_numbers_stay_aligned_beside_a_gap(capsys: pytest.CaptureFixture[str]) -> None:
