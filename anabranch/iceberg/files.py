@@ -79,7 +79,9 @@ def files_by_name(io: FileIO, folder: str) -> dict[str, Stored]:
 
 def _list_following_links(io: FileIO, folder: str) -> Iterator[Stored]:
     if bucket_and_key(folder) is not None:
-        yield from list_files(io, folder)
+        # Consoles and Hadoop make an empty object for a folder, which is no file.
+        ends = ("/", "_$folder$")
+        yield from (f for f in list_files(io, folder) if f.size or not f.path.endswith(ends))
         return
     seen = set[str]()
 
