@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from anabranch.config.schema import columns_mapping
 from anabranch.decode import Decoded
 from anabranch.decode.avro import Malformed
 from anabranch.decode.avro_names import Incompatible
-from anabranch.decode.guessed import Guess, snake
+from anabranch.decode.guessed import Guess, guess, snake
 from anabranch.decode.inputs import PREFIX_BYTES, schema_ids
 from anabranch.decode.protobuf import Key, indexes, message_of
 from anabranch.kafka.client import KafkaAdapter
@@ -160,10 +161,19 @@ def _of_version(
             }
         )  # fmt: skip
         try:
-            planned = plan_columns(stream, version)
+            planned = stream.with_columns(plan_columns(stream, version)).columns
+            if version.type == "JSON":
+                objects = _payloads(records)
+                if exact := _exact(planned, objects):
+                    given = {column.name for column in exact}
+                    kept = [column for column in declared.columns if column.name not in given]
+                    declared.columns = [*kept, *exact]
+                    continue
+                read = {column.field[0] for column in planned}
+                sketch.rescues = any(one.keys() - read for one in objects)
             if forms.has_events(records):
                 # `select` takes columns of the file.
-                sketch.columns = [*stream.with_columns(planned).columns]
+                sketch.columns = [*planned]
                 forms.add_metadata(sketch, records, lambda _: None)
                 return sketch
             break
@@ -197,6 +207,20 @@ def _of_version(
     if names := forms.headers_in_all(records)[1][:10]:
         sketch.comments.append(f"Headers {_SELECTED}: {', '.join(names)}")
     return sketch
+
+
+def _exact(columns: Sequence[Column], objects: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return columns in place of the DOUBLE ones that have not all digits of their numbers."""
+    found = []
+    for column in columns:
+        if column.type == "double":
+            values = [one.get(column.field[0]) for one in objects]
+            numbers = [n for n in values if isinstance(n, int | Decimal)]
+            if any(Decimal(repr(float(Decimal(n)))) != n for n in numbers):
+                kind = getattr(guess(numbers), "type", "string")
+                is_exact = kind == "bigint" or kind.startswith("decimal")
+                found.append(replace(column, type=kind if is_exact else "string"))
+    return found
 
 
 def _types_of(

@@ -750,6 +750,23 @@ def test_fields_of_json_schema_without_a_type_are_their_text(tmp_path: Path) -> 
     assert draft.file.count("# Without the subject's columns: expected an object with prop") == 1
 
 
+def test_json_schema_says_less_than_its_records_have(tmp_path: Path) -> None:
+    numbers = {name: {"type": "number"} for name in ("price", "big", "x", "-y")}
+    schema = json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, **numbers}})
+    value = (
+        b'{"id": 5, "price": 12345678901234567.89, "big": 9007199254740993, "x": 1.5, "-y": 1e-400}'
+    )
+    draft, rows = of_subject(tmp_path, "JSON", schema, [wired(1, value)])
+    price = Decimal("12345678901234567.89")
+    assert rows == [{"id": 5, "x": 1.5, "price": price, "big": 9007199254740993, "y": "1e-400"}]
+    assert "rescue" not in draft.file
+    value = b'{"id": 5, "more": [1], "x": 2}'
+    _, rows = of_subject(tmp_path, "JSON", schema, [wired(1, value)])
+    assert rows == [
+        {"id": 5, "price": None, "big": None, "x": 2.0, "y": None, "rescued": '{"more":[1]}'}
+    ]
+
+
 def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path) -> None:
     def typed(kind: str, of: str) -> dict[str, str]:
         return {"type": kind, "connect.name": f"io.debezium.time.{of}"}
