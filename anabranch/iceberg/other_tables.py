@@ -240,10 +240,18 @@ class FilePart:
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Refused, Transient."""
         with lake_errors(f"read {self.path}"):
-            for batch in self.own_batches(batch_size, columns):
-                for name in self.folder.keys() & {*columns} - {*batch.schema.names}:
-                    batch = batch.append_column(name, pa.repeat(self.folder[name], batch.num_rows))
-                yield batch
+            try:
+                for batch in self.own_batches(batch_size, columns):
+                    for name in self.folder.keys() & {*columns} - {*batch.schema.names}:
+                        value = pa.repeat(self.folder[name], batch.num_rows)
+                        batch = batch.append_column(name, value)
+                    yield batch
+            except pa.ArrowException as error:
+                # Damage, or values that PyArrow lacks, such as ORC's times after the year 2262.
+                raise Refused(
+                    f"read {self.path}: expected values that PyArrow reads, found {error}; write "
+                    "its rows again, as Parquet files"
+                ) from error
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import StaticTable, Table
 
-from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.common.errors import AnabranchError, ConfigurationError, Refused
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment, Stream
 from anabranch.config.columns import Column, Notation
@@ -183,8 +183,11 @@ class AvroPart(FilePart):
         with open_stream(self.io, self.path) as stored:
             try:
                 yield fastavro.reader(io.BufferedReader(stored, _BUFFER))
-            # A damaged file raises any of these.
-            except (ValueError, EOFError, KeyError, IndexError, TypeError) as error:
+            except Exception as error:
+                # A damaged file raises any error, of its codec too: bzip2's are OSErrors.
+                is_damage = "data stream" in str(error) or not isinstance(error, OSError)
+                if isinstance(error, AnabranchError) or not is_damage:
+                    raise
                 raise Refused(
                     f"read {self.path}: expected a complete Avro file, found {error!r}; remove it, "
                     "or write it again"

@@ -188,6 +188,11 @@ def test_orc_is_read_stripe_by_stripe(tmp_path: Path) -> None:
     (tmp_path / "a.orc").write_bytes(b"ORC and no end")
     with pytest.raises(Refused, match="expected a complete ORC file"):
         read(tmp_path / "a.orc")
+    # As Hive has for "no end": nanoseconds end in the year 2262.
+    far = pa.array([datetime(9999, 12, 31)], pa.timestamp("us"))
+    orc.write_table(pa.table({"id": ["a"], "at": far}), str(tmp_path / "a.orc"))
+    with pytest.raises(Refused, match=r"a\.orc: expected values that PyArrow reads.* out of range"):
+        read(tmp_path / "a.orc", ["at"])
 
 
 def test_avro_is_read_in_the_columns_of_the_stream(tmp_path: Path) -> None:
@@ -216,6 +221,14 @@ def test_avro_is_read_in_the_columns_of_the_stream(tmp_path: Path) -> None:
     path.write_bytes(content[:-20])
     with pytest.raises(Refused, match=r"a\.avro: expected a complete Avro file"):
         read(path)
+    for codec in ("deflate", "bzip2", "xz"):
+        with path.open("wb") as file:
+            fastavro.writer(file, schema, [whole], codec=codec)
+        damaged = bytearray(path.read_bytes())
+        damaged[-30:-20] = bytes(10)
+        path.write_bytes(damaged)
+        with pytest.raises(Refused, match=r"a\.avro: expected a complete Avro file"):
+            read(path)
     nanos = {"type": "long", "logicalType": "timestamp-nanos"}
     write(schema=schema | {"fields": [{"name": "at", "type": nanos}]})
     with pytest.raises(Refused, match=r"a\.avro: .*found timestamp-nanos"):
