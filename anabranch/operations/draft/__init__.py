@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -49,7 +49,13 @@ from anabranch.operations.check import (
 from anabranch.operations.draft import forms
 from anabranch.operations.draft.forms import Sketch, add_change, text_of, time_of
 from anabranch.protocol.ledger_row import is_too_many
-from anabranch.subjects.columns import NotAColumn, NotAName, avro_fields, json_schema_fields
+from anabranch.subjects.columns import (
+    NotAColumn,
+    NotAName,
+    avro_fields,
+    json_schema_fields,
+    protobuf_fields,
+)
 from anabranch.subjects.plan import plan_columns
 from anabranch.subjects.schemas import whole_schema
 
@@ -89,7 +95,7 @@ def sketch_of_registry(
     version = registry.latest(own)
     if version is None:
         return None
-    if others and (merged := _of_subjects(registry, [own, *others], records)) is not None:
+    if others and (merged := _of_subjects(registry, [own, *others], records, known)) is not None:
         return merged
     sketch = _of_version(topic, registry, version, records, known)
     sketch.format = {**sketch.form, "subject": own}
@@ -100,30 +106,64 @@ def sketch_of_registry(
 
 
 def _of_subjects(
-    registry: SchemaRegistryClient, subjects: Sequence[str], records: pa.RecordBatch
+    registry: SchemaRegistryClient,
+    subjects: Sequence[str],
+    records: pa.RecordBatch,
+    ids: Collection[int],
 ) -> Sketch | None:
     """Return the sketch of records of several subjects, with the fields of all; None if a field has
     no column, or two types."""
     versions = [version for name in subjects if (version := registry.latest(name)) is not None]
-    # One event's identity may be in records of each type.
-    sketch = Sketch(_FORMATS.get(versions[0].type, ""), has_states=True)
-    if {version.type for version in versions} == {"JSON"}:
+    kinds = {version.type for version in versions}
+    if kinds == {"PROTOBUF"}:
+        return _of_messages(_messages_of(registry, records, ids), records)
+    if kinds == {"JSON"}:
+        sketch = Sketch("json_schema", has_states=True)
         sketch.add_fields(_payloads(records), forms.stamps_of(records))
-    elif {version.type for version in versions} == {"AVRO"}:
-        types = dict[str, str]()
-        for version in versions:
-            try:
-                fields = avro_fields(whole_schema(version))
-            except NotAColumn:
-                return None
-            if any(types.setdefault(name, kind) != kind for name, kind in fields):
-                return None
-        for name, kind in types.items():
-            sketch.add(Guess(kind), name, (name,))
+        return _with_fields(sketch, subjects, records)
+    if kinds == {"AVRO"}:
+        return _merged("avro", subjects, map(whole_schema, versions), avro_fields, records)
+    return None
+
+
+def _of_messages(messages: Mapping[str, str], records: pa.RecordBatch) -> Sketch | None:
+    """Return the sketch of records of several messages; None as in `_of_subjects`."""
+
+    def fields_of(name: str) -> Sequence[tuple[str, str]]:
+        return protobuf_fields(messages[name], name)
+
+    sketch = _merged("protobuf", [*messages], messages, fields_of, records)
+    # No column has another name than its field.
+    return None if sketch is None or any(column.path for column in sketch.columns) else sketch
+
+
+def _merged(
+    form: str,
+    names: Sequence[str],
+    schemas: Iterable[str],
+    fields_of: Callable[[str], Sequence[tuple[str, str]]],
+    records: pa.RecordBatch,
+) -> Sketch | None:
+    types = dict[str, str]()
+    for schema in schemas:
+        try:
+            fields = fields_of(schema)
+        except NotAColumn:
+            return None
+        if any(types.setdefault(name, kind) != kind for name, kind in fields):
+            return None
+    # One event's identity may be in records of each type.
+    sketch = Sketch(form, has_states=True)
+    for name, kind in types.items():
+        sketch.add(Guess(kind), name, (name,))
+    return _with_fields(sketch, names, records)
+
+
+def _with_fields(sketch: Sketch, names: Sequence[str], records: pa.RecordBatch) -> Sketch | None:
     if not sketch.columns:
         return None
     forms.add_metadata(sketch, records, lambda _: None)
-    sketch.comments.append(f"With the fields of the subjects {', '.join(subjects[:5])}")
+    sketch.comments.append(f"With the fields of {', '.join(names[:5])}")
     return sketch
 
 
@@ -140,7 +180,10 @@ def _of_version(
         if row is not None:
             return _of_changes(topic, registry, version, row)
     if version.type == "PROTOBUF":
-        message, *more = _messages_of(registry, records, ids) or [""]
+        messages = _messages_of(registry, records, ids)
+        if len(messages) > 1 and (merged := _of_messages(messages, records)) is not None:
+            return merged
+        message, *more = messages or [""]
         if message:
             sketch.format = {"type": "protobuf", "message": message}
         if more:
@@ -241,9 +284,9 @@ def _payloads(records: pa.RecordBatch) -> Sequence[Mapping[str, Any]]:
 
 def _messages_of(
     registry: SchemaRegistryClient, records: pa.RecordBatch, ids: Collection[int]
-) -> list[str]:
-    """Return the names of the records' messages, the most frequent first; none if all records have
-    the first message of their file, which is the default."""
+) -> dict[str, str]:
+    """Return the records' messages, the most frequent first, with their schemas; none if all
+    records have the first message of their file, which is the default."""
     found = Counter[tuple[int, Key]]()
     for value, id in zip(
         records.column("value").to_pylist(), schema_ids(records.column("value")), strict=True
@@ -251,13 +294,15 @@ def _messages_of(
         with suppress(IndexError, ValueError, Malformed):
             if int(id) in ids:
                 found[int(id), indexes(value[PREFIX_BYTES:])[0]] += 1
-    names = Counter[str]()
+    names, texts = Counter[str](), dict[str, str]()
     for (id, key), n in found.items():
         with suppress(Incompatible):
             if (schema := registry.schema(id)) is not None:
-                names[str(message_of(whole_schema(schema), key).full_name)] += n
+                name = str(message_of(whole_schema(schema), key).full_name)
+                names[name] += n
+                texts[name] = whole_schema(schema)
     is_first = len(names) < 2 and all(key == (0,) for _, key in found)
-    return [] if is_first else [name for name, _ in names.most_common()]
+    return {} if is_first else {name: texts[name] for name, _ in names.most_common()}
 
 
 def _row_of(version: SubjectVersion) -> Mapping[str, Any] | None:

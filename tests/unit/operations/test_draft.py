@@ -695,7 +695,7 @@ def test_records_of_several_subjects_are_rows_of_all_their_fields(tmp_path: Path
     ]  # fmt: skip
     file = yaml.safe_load(draft.file)
     assert (file["format"], file["key"]) == ("avro", "none")
-    assert "# With the fields of the subjects shop.Placed, shop.Shipped" in draft.file
+    assert "# With the fields of shop.Placed, shop.Shipped" in draft.file
     # A column has one type.
     schemas["shop.Shipped"] = record("Shipped", id="string", total="string")
     draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
@@ -835,13 +835,24 @@ def test_what_is_beside_the_values_of_a_subject_is_selected_or_named(tmp_path: P
         assert "Keys are" not in of_subject(tmp_path, "AVRO", schema, [value], key=key)[0].file
 
 
-def test_records_of_another_message_are_no_rows_of_the_first(tmp_path: Path) -> None:
+def test_records_of_several_messages_are_rows_of_all_their_fields(tmp_path: Path) -> None:
+    def sent(text: str) -> list[bytes]:
+        order, refund = type_of(text, "shop.Order"), type_of(text, "shop.Refund")
+        return [*[indexed(1, order(id="a"))] * 30, indexed(1, refund(id="a"), 1)]
+
     text = HEAD + "message Order { string id = 1; } message Refund { string id = 1; int32 n = 2; }"
-    order = indexed(1, type_of(text, "shop.Order")(id="a"))
-    refund = indexed(1, type_of(text, "shop.Refund")(id="b", n=7), 1)
-    values = [order] * 30 + [refund]
-    draft, rows = of_subject(tmp_path, "PROTOBUF", text, values, dead=1)
-    assert rows == [{"id": "a"}] * 30
+    draft, rows = of_subject(tmp_path, "PROTOBUF", text, sent(text))
+    assert rows == [{"id": "a", "n": None}] * 30 + [{"id": "a", "n": 0}]
+    file = yaml.safe_load(draft.file)
+    assert (file["format"], file["key"]) == ("protobuf", "none")
+    assert "# With the fields of shop.Order, shop.Refund" in draft.file
+    # A column has one type.
+    text = (
+        HEAD
+        + "message Order { string id = 1; int64 n = 3; } message Refund { string id = 1; int32 n = 2; }"
+    )
+    draft, rows = of_subject(tmp_path, "PROTOBUF", text, sent(text), dead=1)
+    assert rows == [{"id": "a", "n": 0}] * 30
     assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order"}
     assert "# Records of other messages are dead letters: shop.Refund" in draft.file
 
