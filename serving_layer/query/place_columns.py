@@ -209,7 +209,8 @@ def _whole_sql(sql: str, kind: str) -> str:
 
 
 def _time_sql(sql: str, kind: pa.DataType) -> str:
-    """Return SQL: a time in UTC. Numbers, also as text, are milliseconds since 1970. Pure."""
+    """Return SQL: a time in UTC, also of text with another offset. Numbers, also as text, are
+    milliseconds since 1970. Pure."""
     if pa.types.is_timestamp(kind):
         return f"CAST({sql} AS TIMESTAMP)"
     if pa.types.is_date(kind):
@@ -217,4 +218,5 @@ def _time_sql(sql: str, kind: pa.DataType) -> str:
     millis = f"TRY(make_timestamp(TRY_CAST({sql} AS BIGINT) * 1000))"
     if pa.types.is_integer(kind):
         return millis
-    return f"coalesce({millis}, TRY_CAST({sql} AS TIMESTAMP))"
+    # A cast to TIMESTAMP would drop the offset of a text: another hour.
+    return f"coalesce({millis}, CAST(TRY_CAST({sql} AS TIMESTAMPTZ) AS TIMESTAMP))"

@@ -185,6 +185,27 @@ def test_nanoseconds_in_a_struct_are_times(zone: str | None) -> None:
     assert there["o"].to_pylist() == [2, 3]
 
 
+def test_an_offset_in_a_text_counts() -> None:
+    texts = [
+        "2026-11-20T03:00:00+02:00",
+        "2026-11-20 01:00:00Z",
+        "2026-11-20T01:00",
+        "1795136400000",
+    ]
+    table = pa.table(
+        {"partition": [0] * 6, "offset": [*range(6)], "timestamp": [*texts, "x", None]}
+    )
+    there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
+    assert there["time"].to_pylist() == [*[datetime(2026, 11, 20, 1)] * 4, None, None]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.time64("us"), pa.list_(pa.int64())])
+def test_other_types_are_no_times(kind: pa.DataType) -> None:
+    table = pa.table({"partition": [0], "offset": [1], "timestamp": pa.nulls(1, kind)})
+    there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
+    assert there["time"].to_pylist() == [None]
+
+
 @pytest.mark.parametrize("topics", [[5, None], [{"a": "t"}, None], [["t"], None], [b"no", b"t"]])
 def test_a_topic_that_is_no_text_is_another(topics: list[Any]) -> None:
     table = pa.table({"partition": [0, 0], "offset": [1, 2], "topic": topics})
