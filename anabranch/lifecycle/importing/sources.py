@@ -311,8 +311,12 @@ class SourceReader:
                 f"its hour follows, found null in {found.null_count} rows or more; name another "
                 "column by --time"
             )
-        times = pc.cast(found, _INSTANT, safe=False)
-        if not _is_in_calendar(times):
+        try:
+            # Nanoseconds are cut; a time that overflows could become another one of the calendar.
+            times = pc.cast(found, options=pc.CastOptions(_INSTANT, allow_time_truncate=True))
+        except pa.ArrowInvalid:
+            times = None
+        if times is None or not _is_in_calendar(times):
             raise Refused(
                 f"import {part.path}: column {name}: expected times of the years 1 to 9999, found "
                 "others: their unit may be another than the file says; name another column by "

@@ -938,11 +938,13 @@ def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
 
 
 def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
-    """Microseconds that were written as milliseconds are years from 50000 on."""
+    """Microseconds that were written as milliseconds are years from 50000 on. Nanoseconds overflow:
+    those of 2027-04-15 would be a time of the year 901."""
     path = lake.folder / "source/c.parquet"
     write(path, [("d", 5, FIRST, 7)])
-    for years in (52_000, -2):
-        time = pa.array([(years - 1970) * 31_556_952_000_000], pa.timestamp("us", "UTC"))
+    years = [((y - 1970) * 31_556_952_000_000, "us") for y in (52_000, -2)]
+    for number, unit in (*years, (1_807_747_200_000_000_000, "ms")):
+        time = pa.array([number], pa.timestamp(unit, "UTC"))
         pq.write_table(pq.read_table(path).set_column(2, "timestamp", time), path)
         refuse(r"c\.parquet: column timestamp: expected times of the years 1 to 9999", lake.folder)
 
