@@ -26,14 +26,8 @@ from anabranch.config import load_environment
 from anabranch.config.loading import parse_stream
 from anabranch.kafka.schema_registry import open_registry
 from anabranch.operations.check import batch_of, decode_sample
-from anabranch.operations.draft import (
-    Draft,
-    finished,
-    forms,
-    names_of,
-    sketch_of_registry,
-    with_columns,
-)
+from anabranch.operations.draft import Draft, finished, forms, names_of
+from anabranch.operations.draft.subjects import sketch_of_registry, with_columns
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
 AT = int(NOW.timestamp() * 1000)

@@ -1,0 +1,352 @@
+"""The sketch of a topic whose values have schemas of a registry: of their subject, of Debezium's
+changes, of several subjects or messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.common.errors import Refused
+from anabranch.config import Environment, Stream
+from anabranch.config.columns import Column, Notation
+from anabranch.config.schema import columns_mapping
+from anabranch.decode.avro import Malformed
+from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.guessed import Guess, guess
+from anabranch.decode.inputs import PREFIX_BYTES, schema_ids
+from anabranch.decode.protobuf import Key, indexes, message_of
+from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion
+from anabranch.operations.draft import forms
+from anabranch.operations.draft.forms import Sketch, add_change, time_of
+from anabranch.subjects.columns import (
+    NotAColumn,
+    NotAName,
+    avro_fields,
+    json_schema_fields,
+    protobuf_fields,
+)
+from anabranch.subjects.plan import plan_columns
+from anabranch.subjects.schemas import whole_schema
+
+_FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}
+_MOST_EXCLUDED = 100
+SELECTED = "are in no column; `select` reads them, from columns in `schema`"
+"""The words in a draft for headers and keys: `select` takes no columns of a subject."""
+
+
+def sketch_of_registry(
+    environment: Environment, topic: str, records: pa.RecordBatch
+) -> Sketch | None:
+    """Return the sketch of a topic by the subject of its values; None if the environment has no
+    registry, or most records have no schema id of it. Without records, the topic's own subject is
+    that of its values. Raises Transient and ConfigurationError of the registry."""
+    if environment.registry is None:
+        return None
+    registry = SchemaRegistryClient(environment.registry)
+    ids = Counter(id for id in schema_ids(records.column("value")).tolist() if id > 0)
+    given = len(records) - records.column("value").null_count
+    known = {id: n for id, n in ids.items() if registry.schema(id) is not None}
+    if given and 2 * sum(known.values()) < given:
+        return None
+    own = f"{topic}-value"
+    version = registry.latest(own)
+    subjects = {id: registry.subjects(id) for id in known}
+    names = Counter[str]()
+    for id, n in known.items():
+        names.update(dict.fromkeys(subjects[id], n))
+    if version is not None and (not names or own in names):
+        return _of_version(topic, registry, version, records, known)
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        # Of a schema with several subjects, that of this topic.
+        return -names[name], not name.startswith(topic), name
+
+    own, *others = sorted({min(of, key=rank) for of in subjects.values() if of}, key=rank) or [own]
+    version = registry.latest(own)
+    if version is None:
+        return None
+    if others and (merged := _of_subjects(registry, [own, *others], records, known)) is not None:
+        return merged
+    sketch = _of_version(topic, registry, version, records, known)
+    sketch.format = {**sketch.form, "subject": own}
+    if others:
+        listed = ", ".join(others[:5])
+        sketch.comments.append(f"Records of other subjects are dead letters: {listed}")
+    return sketch
+
+
+def _of_subjects(
+    registry: SchemaRegistryClient,
+    subjects: Sequence[str],
+    records: pa.RecordBatch,
+    ids: Collection[int],
+) -> Sketch | None:
+    """Return the sketch of records of several subjects, with the fields of all; None if a field has
+    no column, or two types."""
+    versions = [version for name in subjects if (version := registry.latest(name)) is not None]
+    kinds = {version.type for version in versions}
+    if kinds == {"PROTOBUF"}:
+        return _of_messages(_messages_of(registry, records, ids), records)
+    if kinds == {"JSON"}:
+        sketch = Sketch("json_schema", has_states=True)
+        sketch.add_fields(_payloads(records), forms.stamps_of(records))
+        return _with_fields(sketch, subjects, records)
+    if kinds == {"AVRO"}:
+        return _merged("avro", subjects, map(whole_schema, versions), avro_fields, records)
+    return None
+
+
+def _of_messages(messages: Mapping[str, str], records: pa.RecordBatch) -> Sketch | None:
+    """Return the sketch of records of several messages; None as in `_of_subjects`."""
+
+    def fields_of(name: str) -> Sequence[tuple[str, str]]:
+        return protobuf_fields(messages[name], name)
+
+    sketch = _merged("protobuf", [*messages], messages, fields_of, records)
+    # No column has another name than its field.
+    return None if sketch is None or any(column.path for column in sketch.columns) else sketch
+
+
+def _merged(
+    form: str,
+    names: Sequence[str],
+    schemas: Iterable[str],
+    fields_of: Callable[[str], Sequence[tuple[str, str]]],
+    records: pa.RecordBatch,
+) -> Sketch | None:
+    types = dict[str, str]()
+    for schema in schemas:
+        try:
+            fields = fields_of(schema)
+        except NotAColumn:
+            return None
+        if any(types.setdefault(name, kind) != kind for name, kind in fields):
+            return None
+    # One event's identity may be in records of each type.
+    sketch = Sketch(form, has_states=True)
+    for name, kind in types.items():
+        sketch.add(Guess(kind), name, (name,))
+    return _with_fields(sketch, names, records)
+
+
+def _with_fields(sketch: Sketch, names: Sequence[str], records: pa.RecordBatch) -> Sketch | None:
+    if not sketch.columns:
+        return None
+    forms.add_metadata(sketch, records, lambda _: None)
+    sketch.comments.append(f"With the fields of {', '.join(names[:5])}")
+    return sketch
+
+
+def _of_version(
+    topic: str,
+    registry: SchemaRegistryClient,
+    version: SubjectVersion,
+    records: pa.RecordBatch,
+    ids: Collection[int],
+) -> Sketch:
+    sketch = Sketch(_FORMATS.get(version.type, "avro"))
+    if version.type == "AVRO":
+        row = _row_of(version)
+        if row is not None:
+            return _of_changes(topic, registry, version, row)
+    if version.type == "PROTOBUF":
+        messages = _messages_of(registry, records, ids)
+        if len(messages) > 1 and (merged := _of_messages(messages, records)) is not None:
+            return merged
+        message, *more = messages or [""]
+        if message:
+            sketch.format = {"type": "protobuf", "message": message}
+        if more:
+            listed = ", ".join(more[:5])
+            sketch.comments.append(f"Records of other messages are dead letters: {listed}")
+    # Columns that the file declares, and fields that get none under their own names.
+    declared, excluded = Sketch(), list[str]()
+    if version.type == "AVRO" and _is(record := json.loads(version.text)):
+        for name, time in _times_of(record).items():
+            declared.columns.append(Column(name, time.type, True, notation=time.notation))
+    for _ in range(_MOST_EXCLUDED):
+        stream = Stream.model_validate(
+            {
+                "name": "draft", "topic": topic, "table": "draft.draft", "key": "none",
+                "format": {**sketch.form, "subject": version.subject}, "columns": (),
+                "schema": "registry",
+                "subject_schema": {"exclude": excluded, "columns": tuple(declared.columns)},
+            }
+        )  # fmt: skip
+        try:
+            planned = stream.with_columns(plan_columns(stream, version)).columns
+            if version.type == "JSON":
+                objects = _payloads(records)
+                if exact := _exact(planned, objects):
+                    given = {column.name for column in exact}
+                    kept = [column for column in declared.columns if column.name not in given]
+                    declared.columns = [*kept, *exact]
+                    continue
+                read = {column.field[0] for column in planned}
+                sketch.rescues = any(one.keys() - read for one in objects)
+            if forms.has_events(records):
+                # `select` takes columns of the file.
+                sketch.columns = [*planned]
+                forms.add_metadata(sketch, records, lambda _: None)
+                return sketch
+            break
+        except Refused as error:
+            cause = error.__cause__
+            name = cause.field if isinstance(cause, NotAColumn) else ""
+            if version.type == "JSON" and not name and (objects := _payloads(records)):
+                sketch = Sketch(sketch.format, comments=[f"Without the subject's columns: {cause}"])
+                sketch.add_fields(objects, forms.stamps_of(records))
+                return sketch
+            if not name or name in excluded:
+                sketch.comments.append(f"The subject is refused: {error}")
+                break
+            if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
+                types = _types_of(version, excluded, declared)
+                notations = {one.name: one.notation for one in declared.columns}
+                declared.columns = [one for one in declared.columns if one.name != name]
+                others = [Column(of, "string", True) for of in types if of != name]
+                named = Sketch(columns=[*others, *declared.columns])
+                named.add(Guess(types[name], notations.get(name, Notation())), name, (name,))
+                declared.columns.append(named.columns[-1])
+                excluded.append(name)
+            elif version.type == "JSON" and not isinstance(cause, NotAName):
+                declared.columns.append(Column(name, "string", True))
+                sketch.comments.append(f"As its text: {cause}")
+            else:
+                excluded.append(name)
+                sketch.comments.append(f"Left out: {cause}")
+    parts = {"columns": columns_mapping(declared.columns), "exclude": excluded}
+    sketch.schema = {key: value for key, value in parts.items() if value} or "registry"
+    if names := forms.headers_in_all(records)[1][:10]:
+        sketch.comments.append(f"Headers {SELECTED}: {', '.join(names)}")
+    return sketch
+
+
+def _exact(columns: Sequence[Column], objects: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return columns in place of the DOUBLE ones that have not all digits of their numbers."""
+    found = []
+    for column in columns:
+        if column.type == "double":
+            values = [one.get(column.field[0]) for one in objects]
+            numbers = [n for n in values if isinstance(n, int | Decimal)]
+            if any(Decimal(repr(float(Decimal(n)))) != n for n in numbers):
+                kind = getattr(guess(numbers), "type", "string")
+                is_exact = kind == "bigint" or kind.startswith("decimal")
+                found.append(replace(column, type=kind if is_exact else "string"))
+    return found
+
+
+def _types_of(
+    version: SubjectVersion, excluded: Sequence[str], declared: Sketch
+) -> Mapping[str, str]:
+    given = dict.fromkeys(excluded) | {c.name: c.type for c in declared.columns}
+    fields = avro_fields if version.type == "AVRO" else json_schema_fields
+    return dict(fields(whole_schema(version), given))
+
+
+def _payloads(records: pa.RecordBatch) -> Sequence[Mapping[str, Any]]:
+    """Return the objects of JSON in the wire format."""
+    sent = [
+        value[PREFIX_BYTES:] for value in records.column("value").to_pylist() if value is not None
+    ]
+    return [one for one in map(forms.read, sent) if isinstance(one, Mapping)]
+
+
+def _messages_of(
+    registry: SchemaRegistryClient, records: pa.RecordBatch, ids: Collection[int]
+) -> dict[str, str]:
+    """Return the records' messages, the most frequent first, with their schemas; none if all
+    records have the first message of their file, which is the default."""
+    found = Counter[tuple[int, Key]]()
+    for value, id in zip(
+        records.column("value").to_pylist(), schema_ids(records.column("value")), strict=True
+    ):
+        with suppress(IndexError, ValueError, Malformed):
+            if int(id) in ids:
+                found[int(id), indexes(value[PREFIX_BYTES:])[0]] += 1
+    names, texts = Counter[str](), dict[str, str]()
+    for (id, key), n in found.items():
+        with suppress(Incompatible):
+            if (schema := registry.schema(id)) is not None:
+                name = str(message_of(whole_schema(schema), key).full_name)
+                names[name] += n
+                texts[name] = whole_schema(schema)
+    is_first = len(names) < 2 and all(key == (0,) for _, key in found)
+    return {} if is_first else {name: texts[name] for name, _ in names.most_common()}
+
+
+def _row_of(version: SubjectVersion) -> Mapping[str, Any] | None:
+    """Return the record of Debezium's rows in an envelope's schema; None for any other schema."""
+    schema = json.loads(version.text)
+    fields = {f["name"]: f["type"] for f in schema.get("fields", ())} if _is(schema) else {}
+    if not {"before", "after", "op", "source"} <= fields.keys():
+        return None
+    before = fields["before"] if isinstance(fields["before"], list) else [fields["before"]]
+    return next((branch for branch in before if _is(branch)), None)
+
+
+def _is(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "record"
+
+
+def _of_changes(
+    topic: str, registry: SchemaRegistryClient, version: SubjectVersion, row: Mapping[str, Any]
+) -> Sketch:
+    sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
+    times = _times_of(row)
+    for name, kind in _fields(json.dumps(row)):
+        sketch.add(times.get(name, Guess(kind)), name, ("row", name))
+    key = registry.latest(f"{topic}-key")
+    names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
+    of_key = [name for name, _ in _fields(key.text)] if key is not None else []
+    source = {name: Guess(kind) for name, kind in _fields(_of_source(version))}
+    add_change(sketch, [names[name] for name in of_key if name in names], source)
+    return sketch
+
+
+def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
+    """Return the columns of numbers that Kafka Connect names as times."""
+    found = dict[str, Guess]()
+    for field in record["fields"]:
+        kind = field["type"]
+        for branch in kind if isinstance(kind, list) else [kind]:
+            is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
+            time = time_of(branch.get("connect.name")) if is_number else None
+            if time is not None and branch.get("logicalType") is None:
+                found[field["name"]] = time
+    return found
+
+
+def _of_source(version: SubjectVersion) -> str:
+    fields = {f["name"]: f["type"] for f in json.loads(version.text)["fields"]}
+    return json.dumps(fields["source"])
+
+
+def _fields(text: str) -> Sequence[tuple[str, str]]:
+    """Return the fields of a record that have a type; none of another schema."""
+    found: list[tuple[str, str]] = []
+    given: dict[str, str | None] = {}
+    while len(given) < _MOST_EXCLUDED:
+        try:
+            return avro_fields(text, given)
+        except NotAColumn as error:
+            if (field := re.match(r"\w+", str(error))) is None or field[0] in given:
+                return found
+            given[field[0]] = None
+    return found
+
+
+def with_columns(stream: Stream, registry: SchemaRegistryClient) -> Stream:
+    """Return a stream with `schema: registry` with the columns of its subject's latest version."""
+    version = registry.latest(stream.subject)
+    assert version is not None
+    return stream.with_columns(plan_columns(stream, version))
