@@ -73,13 +73,16 @@ class Delivery:
 
 
 def record(lake: Lake, name: str, delivery: Delivery) -> None:
-    """Write a delivery unless the table has it. Raises Transient, Terminal without the table."""
+    """Write a delivery, unless the table has it with its token. Raises Transient, Terminal without
+    the table."""
 
     def missing(table: Table) -> pa.Table | None:
         with lake_errors(f"read table {name}"):
             # Again for each attempt: another process may have recorded the delivery meanwhile.
-            known = read(table, [delivery.hour], ("delivery_id", "hour"))
-        if delivery.delivery_id in known["delivery_id"].to_pylist():
+            known = read(table, [delivery.hour], ("delivery_id", "token", "hour")).to_pylist()
+        # A change back to content that the folder has is one more position of that delivery.
+        own_id = delivery.delivery_id, delivery.token
+        if own_id in {(row["delivery_id"], row["token"]) for row in known}:
             return None
         own = {"sequence": table.metadata.next_sequence_number(), "code_version": VERSION}
         return pa.Table.from_pylist([vars(delivery) | own], schema=_ARROW)

@@ -177,6 +177,21 @@ def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLa
     assert globbed(lake.folder, FIRST) == []
 
 
+def test_a_change_back_to_the_delivered_content_is_done_with(lake: StreamLake) -> None:
+    """Else the hour would wait for its delivery, and its expiry for it."""
+    accept(lake, HOURS[1], 3)
+    [before] = run(lake.folder)
+    for layer in ("speed", "batch"):
+        acts.serve_hour(lake.publisher, HOURS[1], layer, "a test")  # type: ignore[arg-type]
+    job = job_of(lake.folder)
+    [target] = room.targets_of(job, None)
+    assert room.undelivered_hours(job, target) == {HOURS[1]}
+    [again] = run(lake.folder)
+    assert (again.delivery_id, again.files) == (before.delivery_id, 1)
+    assert room.undelivered_hours(job, target) == set()
+    assert run(lake.folder) == []
+
+
 def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) -> None:
     for hour in HOURS[:2]:
         accept(lake, hour, 3)
