@@ -351,7 +351,7 @@ def _of_objects(
 ) -> Guess:
     counts = Counter(key for value in given for key in value)
     names = list(counts)
-    is_struct = 0 < len(names) <= _MOST_FIELDS and _are_names(names)
+    is_struct = 0 < len(names) <= _MOST_FIELDS and are_names(names)
     # Names that few objects share are values themselves.
     is_varied = len(names) > 3 and 4 * counts.total() < len(names) * len(given)
     # The next object may have other labels.
@@ -384,7 +384,8 @@ def _are_texts(given: Sequence[Mapping[str, object]]) -> bool:
     return all(isinstance(item, str | None) for value in given for item in value.values())
 
 
-def _are_names(names: Collection[str]) -> bool:
+def are_names(names: Collection[str]) -> bool:
+    """Return whether names can be those of a STRUCT's fields."""
     return all(map(NAME.fullmatch, names)) and len({name.lower() for name in names}) == len(names)
 
 

@@ -34,6 +34,7 @@ from anabranch.decode import csv, values
 from anabranch.decode.guessed import (
     STRING,
     Guess,
+    are_names,
     common_notation,
     group_digits,
     guess,
@@ -409,18 +410,25 @@ def add_change(sketch: Sketch, key: Sequence[str], source: Mapping[str, Guess]) 
 
 
 def _schema_of(objects: Sequence[Object], field: str = "") -> list[Any]:
-    """Return the fields of the newest schema beside a value, or of its `field`."""
+    """Return the fields of the schemas beside values, or of their `field`; of each name that of the
+    newest."""
+    found = dict[str, Any]()
     for one in reversed(objects):
         schema = one.get("schema")
         if not isinstance(schema, Mapping) or schema.get("type") != "struct":
             continue
-        if field:
-            parts = {part.get("field"): part for part in schema.get("fields") or ()}
-            schema = parts.get(field) or {}
-        fields = [f for f in schema.get("fields") or () if is_usable(str(f.get("field") or ""))]
-        if fields:
-            return fields
-    return []
+        parts = _fields_in(schema)
+        for name, part in (_fields_in(parts.get(field)) if field else parts).items():
+            if is_usable(name):
+                found.setdefault(name, part)
+    return list(found.values())
+
+
+def _fields_in(schema: Any) -> dict[str, Any]:
+    """Return the fields of a schema of Kafka Connect by name; none of anything else."""
+    parts = schema.get("fields") if isinstance(schema, Mapping) else None
+    given = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    return {name: part for part in given if isinstance(name := part.get("field"), str)}
 
 
 def _add_connect(sketch: Sketch, objects: Sequence[Object], stamps: Sequence[int]) -> None:
@@ -671,30 +679,34 @@ def time_of(name: object) -> Guess | None:
     return Guess(known[0], Notation(unit=known[1]))
 
 
-def column_of(schema: Mapping[str, Any]) -> Guess:
+def column_of(schema: Any) -> Guess:
     """Return the column of values of a schema; STRING for what no column reads. Pure."""
+    if not isinstance(schema, Mapping):
+        return STRING
     if (time := time_of(schema.get("name"))) is not None:
         return time
-    kind = schema.get("type")
+    kind = str(schema.get("type"))
     if schema.get("name") == f"{_CONNECT}Decimal":
-        return _decimal(schema.get("parameters") or {})
+        return _decimal(schema.get("parameters"))
     if kind == "array":
-        item = column_of(schema.get("items") or {})
+        item = column_of(schema.get("items"))
         return Guess(f"array<{item.type}>", item.notation)
-    if kind == "map" and (schema.get("keys") or {}).get("type") == "string":
-        item = column_of(schema.get("values") or {})
+    keys = schema.get("keys")
+    if kind == "map" and isinstance(keys, Mapping) and keys.get("type") == "string":
+        item = column_of(schema.get("values"))
         return Guess(f"map<string,{item.type}>", item.notation)
     if kind == "struct":
-        parts = {str(f.get("field")): column_of(f) for f in schema.get("fields") or ()}
+        parts = {name: column_of(part) for name, part in _fields_in(schema).items()}
         notation = common_notation(parts.values())
-        if parts and notation is not None and all(map(NAME.fullmatch, parts)):
+        if parts and notation is not None and are_names(parts):
             return Guess(f"struct<{','.join(f'{n}:{p.type}' for n, p in parts.items())}>", notation)
     return Guess(_PLAIN[kind]) if kind in _PLAIN else STRING
 
 
-def _decimal(parameters: Mapping[str, Any]) -> Guess:
+def _decimal(parameters: Any) -> Guess:
+    given = parameters if isinstance(parameters, Mapping) else {}
     scale, precision = (
-        int(text) if re.fullmatch("[0-9]{1,2}", text := str(parameters.get(key, ""))) else -1
+        int(text) if re.fullmatch("[0-9]{1,2}", text := str(given.get(key, ""))) else -1
         for key in ("scale", "connect.decimal.precision")
     )
     digits = min(precision if precision > 0 else MOST_DIGITS, MOST_DIGITS)

@@ -607,6 +607,39 @@ def test_the_page_takes_the_lists_of_otlp_apart() -> None:
     assert sorted(found) == sorted([*each, *each])
 
 
+def test_fields_of_older_schemas_beside_the_values_are_columns_too() -> None:
+    def sent(**fields: str) -> object:
+        listed = [{"type": kind, "field": name} for name, kind in fields.items()]
+        payload = {name: 1 if kind.startswith("int") else "x" for name, kind in fields.items()}
+        return {"schema": {"type": "struct", "fields": listed}, "payload": payload}
+
+    values = [sent(id="int32", old="string", n="int32"), sent(id="int64", new="string", n="string")]
+    schema = file_of(values)["schema"]
+    assert {name: column["type"] for name, column in schema.items()} == {
+        "id": "BIGINT", "new": "STRING", "n": "STRING", "old": "STRING",
+    }  # fmt: skip
+    assert [row["old"] for row in drafted(values)[1]] == ["x", None]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        5, {"field": ["n"]}, {"type": ["int"], "field": "n"}, {"type": "array", "items": 5, "field": "n"},
+        {"type": "map", "keys": "string", "field": "n"}, {"name": "org.apache.kafka.connect.data.Decimal", "parameters": 5, "field": "n"},
+        {"type": "struct", "field": "n", "fields": [{"type": "int32", "field": name} for name in ("Id", "id")]},
+        {"type": "struct", "field": "n", "fields": "x"},
+    ],
+)  # fmt: skip
+def test_odd_schemas_beside_the_values_are_text(field: object) -> None:
+    schema = {"type": "struct", "fields": [field]}
+    values: list[object] = [{"schema": schema, "payload": {"n": {"Id": 1, "id": 2}}}]
+    found = file_of(values)["schema"]["n"]["type"]
+    assert found in ("STRING", "MAP<STRING,BIGINT>")
+    change = {"op": "c", "after": {"n": "x"}, "source": {}}
+    part = {"type": "struct", "fields": [{**schema, "field": "after"}]}
+    assert "n" in file_of([{"schema": part, "payload": change}])["schema"]
+
+
 @pytest.mark.parametrize("scale", ["-2", "127", None])
 def test_decimals_whose_scale_no_column_has_are_text(scale: str | None) -> None:
     parameters = {"parameters": {"scale": scale}} if scale else {}
