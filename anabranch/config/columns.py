@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -129,12 +130,16 @@ def _parse(ddl: str) -> tuple[Column, ...]:
             raise ValueError(f"column {name}: {error}") from None
     if not columns:
         raise ValueError(f"expected at least one column, found {ddl!r}")
-    names = [c.name.lower() for c in columns]
-    if repeated := {n for n in names if names.count(n) > 1}:
-        raise ValueError(
-            f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)"
-        )
+    _require_once("column", [column.name for column in columns])
     return tuple(columns)
+
+
+def _require_once(what: str, names: Iterable[str]) -> None:
+    repeated = [name for name, count in Counter(map(str.lower, names)).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"expected each {what} once, found {min(repeated)!r} twice (case does not count)"
+        )
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
@@ -215,6 +220,8 @@ def _simple(kind: object) -> str:
     if name == "STRUCT":
         if not inner:
             raise _refused("STRUCT<name: TYPE, ...>", kind)
+        # Spark's SQL names neither of two.
+        _require_once("field of a STRUCT", [field.name for field in inner])
         fields = ",".join(f"{_name(field.name)}:{_simple(field.args['kind'])}" for field in inner)
         return f"struct<{fields}>"
     if name == "DECIMAL":
