@@ -230,6 +230,12 @@ def _beside(audit: OtherAudit) -> Iterator[str]:
     if audit.without_rows:
         numbers = ", ".join(map(str, audit.without_rows))
         yield f"partitions without a row, of which nothing is proven: {numbers}"
+    if audit.cut_off:
+        numbers = ", ".join(map(str, audit.cut_off))
+        yield (
+            f"partitions without an offset before these hours, of which Kafka has deleted some: "
+            f"{numbers}; that none was of these hours is not proven"
+        )
     if audit.before or audit.behind:
         yield "--hours A..B audits whole hours"
     if retention := sum(h.gaps["retention"] for h in audit.hours):

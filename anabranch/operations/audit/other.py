@@ -147,7 +147,8 @@ class OtherAudit:
     `unplaced`: rows without partition or offset; `elsewhere`: rows of other topics; `unknown`: rows
     at places that the topic's log never had. `before` and `behind`: offsets of Kafka before the
     table's first row and after its last one, by partition. `without_rows`: partitions with offsets
-    in the table's hours, and no row at all. `kafka`: whether Kafka was read.
+    in the table's hours, and no row at all. `cut_off`: partitions of which Kafka may have deleted
+    records of the named hours. `kafka`: whether Kafka was read.
     """
 
     table: str
@@ -161,6 +162,7 @@ class OtherAudit:
     before: Offsets = field(default_factory=dict)
     behind: Offsets = field(default_factory=dict)
     without_rows: tuple[int, ...] = ()
+    cut_off: tuple[int, ...] = ()
     records: tuple[MissingRecord, ...] = ()
     unproven: str | None = None
     by_time: Mapping[str, int] = field(default_factory=dict)
@@ -177,9 +179,10 @@ class OtherAudit:
     @property
     def is_proven(self) -> bool:
         """Whether the table has each record of the audited offsets once, and a row of each
-        partition: of another one, nothing in the table's first and last hour is audited."""
+        partition: of another one, nothing in the table's first and last hour is audited. Of named
+        hours, only if the log shows that they are whole."""
         gone = any(hour.gaps[RETENTION] for hour in self.hours)
-        is_whole = self.is_exact and not (gone or self.without_rows)
+        is_whole = self.is_exact and not (gone or self.without_rows or self.cut_off)
         return self.kafka and bool(self.hours) and is_whole
 
     def as_dict(self) -> dict[str, Any]:
@@ -369,6 +372,15 @@ def plan_audited(
     return AuditedRanges(audited, dict(+before), dict(+behind), tuple(sorted(there - {*have})))
 
 
+def plan_cut_off(
+    cuts: Sequence[tuple[str, Ranges]], begins: Offsets, first: str
+) -> tuple[int, ...]:
+    """Return the partitions without offsets of an hour before `first`, and with deleted ones: some
+    of these may be of `first` or later. Pure."""
+    earlier = {p for hour, ranges in cuts if hour != BEFORE and hour < first for p in ranges}
+    return tuple(sorted(p for p, begin in begins.items() if begin and p not in earlier))
+
+
 def count_slice(
     start: int, counts: NDArray[np.int64], codes: NDArray[np.uint8] | None
 ) -> PartitionCounts:
@@ -424,6 +436,7 @@ def _compare(
         before=audited.before,
         behind=audited.behind,
         without_rows=audited.without_rows,
+        cut_off=() if request.hours is None else plan_cut_off(cuts, begins, request.hours[0]),
         records=tuple(_missing_records(kafka, request, counted)),
     )
 

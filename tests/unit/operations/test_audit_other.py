@@ -514,6 +514,22 @@ def test_nothing_is_proven_of_a_partition_without_a_row() -> None:
     assert plan_audited(cuts, {0: (3, 10)}, (H[0], H[2])).without_rows == ()
 
 
+def test_a_named_hour_is_whole_only_if_the_log_begins_before_it() -> None:
+    """The hazard: Kafka has deleted the hour's first records, which the table lacks."""
+    cuts = [
+        (BEFORE, {3: (2, 4)}), (H[0], {0: (7, 9)}), (H[1], {0: (9, 12), 1: (5, 6), 2: (0, 5)}),
+        (H[2], {3: (4, 9), 4: (8, 9)}),
+    ]  # fmt: skip
+    begins = {0: 7, 1: 5, 2: 0, 3: 2, 4: 8, 5: 6, 6: 0}
+    assert other.plan_cut_off(cuts, begins, H[1]) == (1, 3, 4, 5)
+    assert other.plan_cut_off(cuts, begins, H[2]) == (3, 4, 5)
+    hours = (HourCounts(H[1], {0: PartitionCounts(9, 12, 3)}),)
+    found = OtherAudit("", "t", (), 3, hours=hours, cut_off=(1,))
+    assert found.is_exact and not found.is_proven and not found.as_dict()["exact"]
+    words = " ".join(map(str, other_text(found)))
+    assert "has deleted some: 1; that none" in words and "once" not in words
+
+
 def test_an_offset_counts_by_its_rows_and_by_its_class() -> None:
     names = ("present", "present", "present", "control", "aborted", "aborted", "compacted")
     codes = np.array([CODES[name] for name in names], np.uint8)
