@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -31,6 +32,9 @@ from anabranch.decode.protobuf import (
 T = TypeVar("T")
 
 NOTHING: Mapping[str, str | None] = MappingProxyType({})
+
+Left = list["NotAColumn"] | None
+"""The errors of parts of nested records that are left out, or None: such a part is an error."""
 
 
 class NotAColumn(Exception):
@@ -64,6 +68,22 @@ def fields_of(
             except NotAColumn as error:
                 error.field = str(name)
                 raise
+    return found
+
+
+def _parts(
+    fields: Mapping[str, T], path: str, read: Callable[[T, str], str], left: Left
+) -> list[tuple[str, str]]:
+    """Return the name and type of each field of a nested record; `left` takes the errors of those
+    that have no type, if it is a list."""
+    found = []
+    for name, field in fields.items():
+        try:
+            found.append((name, read(field, f"{path}.{name}")))
+        except NotAColumn as error:
+            if left is None:
+                raise
+            left.append(error)
     return found
 
 
@@ -104,7 +124,9 @@ _PLAIN = {
 _WIDER = {frozenset(("int", "long")): "bigint", frozenset(("float", "double")): "double"}
 
 
-def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
+def avro_fields(
+    text: str, given: Mapping[str, str | None] = NOTHING, left: Left = None
+) -> list[tuple[str, str]]:
     """Return the name and type of each field of a record's schema, in the schema's order; `given`
     is as in `fields_of`. Raises NotAColumn."""
     try:
@@ -113,28 +135,25 @@ def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tu
         raise NotReadable("", "an Avro schema that can be read", str(error)) from None
     if root.kind != "record":
         raise NotReadable("", "a record", root.describe())
-    return fields_of(root.fields, given, _avro_type)
+    return fields_of(root.fields, given, partial(_avro_type, left=left))
 
 
-def _avro_type(node: Node, path: str) -> str:
+def _avro_type(node: Node, path: str, left: Left) -> str:
     if node.kind == "union":
         branches = [branch for branch in node.branches if branch.kind != "null"]
         if (wider := _WIDER.get(frozenset(b.describe() for b in branches))) is not None:
             return wider
         if len(branches) > 1:
             members = [(f"member{i}", b) for i, b in enumerate(branches)]
-            return struct_type(path, [(n, _avro_type(b, f"{path}.{n}")) for n, b in members])
+            return struct_type(path, [(n, _avro_type(b, f"{path}.{n}", left)) for n, b in members])
         if branches:
-            return _avro_type(branches[0], path)
+            return _avro_type(branches[0], path, left)
     if node.kind == "array":
-        return f"array<{_avro_type(node.inner, f'{path}[]')}>"
+        return f"array<{_avro_type(node.inner, f'{path}[]', left)}>"
     if node.kind == "map":
-        return f"map<string,{_avro_type(node.inner, f'{path}{{}}')}>"
+        return f"map<string,{_avro_type(node.inner, f'{path}{{}}', left)}>"
     if node.kind == "record":
-        return struct_type(
-            path,
-            [(name, _avro_type(inner, f"{path}.{name}")) for name, inner in node.fields.items()],
-        )
+        return struct_type(path, _parts(node.fields, path, partial(_avro_type, left=left), left))
     if node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         if scale > MOST_DIGITS:
@@ -315,7 +334,10 @@ _LONGEST_TYPE = 1_000_000
 
 
 def protobuf_fields(
-    text: str, message: str | None, given: Mapping[str, str | None] = NOTHING
+    text: str,
+    message: str | None,
+    given: Mapping[str, str | None] = NOTHING,
+    left: Left = None,
 ) -> list[tuple[str, str]]:
     """Return name and type of each field of a message, by default the last file's first, in order;
     `text`, `given` as in `message_of` and `fields_of`. Raises NotAColumn."""
@@ -324,22 +346,23 @@ def protobuf_fields(
     except Incompatible as error:
         raise NotReadable("", "a Protobuf message", str(error)) from None
     fields = {field.name: field for field in root.fields}
-    return fields_of(fields, given, lambda field, path: _part_type(field, path, (root.full_name,)))
+    read = partial(_part_type, seen=(root.full_name,), left=left)
+    return fields_of(fields, given, read)
 
 
-def _part_type(field: F, path: str, seen: tuple[str, ...]) -> str:
+def _part_type(field: F, path: str, seen: tuple[str, ...], left: Left) -> str:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
         key = _TYPES[inner.fields_by_name["key"].type]
         if key.startswith("decimal"):
             raise NotAColumn(path, "a map with keys other than uint64", describe(field))
-        return f"map<{key},{_part_type(inner.fields_by_name['value'], f'{path}{{}}', seen)}>"
+        return f"map<{key},{_part_type(inner.fields_by_name['value'], f'{path}{{}}', seen, left)}>"
     if field.is_repeated:
-        return f"array<{_part_value(field, f'{path}[]', seen)}>"
-    return _part_value(field, path, seen)
+        return f"array<{_part_value(field, f'{path}[]', seen, left)}>"
+    return _part_value(field, path, seen, left)
 
 
-def _part_value(field: F, path: str, seen: tuple[str, ...]) -> str:
+def _part_value(field: F, path: str, seen: tuple[str, ...], left: Left) -> str:
     inner = field.message_type
     if inner is None:
         return _TYPES[field.type]
@@ -352,8 +375,8 @@ def _part_value(field: F, path: str, seen: tuple[str, ...]) -> str:
     if inner.full_name in seen or len(seen) > MAX_DEPTH:
         raise NotAColumn(path, "no message that contains itself", inner.full_name)
     names = (*seen, inner.full_name)
-    parts = [(part.name, _part_type(part, f"{path}.{part.name}", names)) for part in inner.fields]
-    kind = struct_type(path, parts)
+    fields = {part.name: part for part in inner.fields}
+    kind = struct_type(path, _parts(fields, path, partial(_part_type, seen=names, left=left), left))
     # A few messages, each used twice by the previous one, expand exponentially.
     if len(kind) > _LONGEST_TYPE:
         raise NotAColumn(path, f"a type of at most {_LONGEST_TYPE} characters", "a longer one")

@@ -221,6 +221,11 @@ def _of_version(
             elif version.type == "JSON" and not isinstance(cause, NotAName):
                 declared.columns.append(Column(name, "string", True))
                 sketch.comments.append(f"As its text: {cause}")
+            elif all(column.name != name for column in declared.columns) and (
+                part := _part_of(version, sketch, name, excluded)
+            ):
+                declared.columns.append(Column(name, part[0], True))
+                sketch.comments += [f"Left out: {error}" for error in part[1]]
             else:
                 excluded.append(name)
                 sketch.comments.append(f"Left out: {cause}")
@@ -229,6 +234,28 @@ def _of_version(
     if names := forms.headers_in_all(records)[1][:10]:
         sketch.comments.append(f"Headers {SELECTED}: {', '.join(names)}")
     return sketch
+
+
+def _part_of(
+    version: SubjectVersion, sketch: Sketch, name: str, excluded: Sequence[str]
+) -> tuple[str, Sequence[NotAColumn]] | None:
+    """Return the type of a field without the parts of its records that have none, and their errors;
+    None if it has no such part, or none that is left."""
+    text, message = whole_schema(version), sketch.form.get("message")
+    given: dict[str, str | None] = dict.fromkeys(excluded)
+    while name not in given:
+        left = list[NotAColumn]()
+        try:
+            if version.type == "PROTOBUF":
+                types = dict(protobuf_fields(text, message, given, left))
+            else:
+                types = dict(avro_fields(text, given, left))
+        except NotAColumn as error:
+            given[error.field] = None
+        else:
+            of_name = [e for e in left if e.field.startswith((f"{name}.", f"{name}[", f"{name}{{"))]
+            return (types[name], of_name) if of_name else None
+    return None
 
 
 def _exact(columns: Sequence[Column], objects: Sequence[Mapping[str, Any]]) -> list[Column]:

@@ -840,6 +840,30 @@ def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
     assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order.Id"}
 
 
+def test_a_part_that_no_column_reads_is_left_out_of_its_record(tmp_path: Path) -> None:
+    inner = {
+        "type": "record",
+        "name": "i",
+        "fields": [{"name": "a", "type": "string"}, {"name": "no", "type": "null"}],
+    }
+    listed = {"type": "array", "items": inner}
+    fields = [{"name": "id", "type": "string"}, {"name": "o", "type": ["null", listed]}]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [wired(1, b"\2a\2\2\2b\0")])
+    assert rows == [{"id": "a", "o": [{"a": "b"}]}]
+    assert "# Left out: o[].no: expected a type with values, found null" in draft.file
+    text = (
+        'syntax = "proto3"; package shop; import "google/protobuf/struct.proto"; message Order { Part o = 1; '
+        "message Part { int32 n = 1; google.protobuf.Struct more = 2; Part inner = 3; } }"
+    )
+    order = type_of(text, "shop.Order")()
+    order.o.n = 5
+    draft, rows = of_subject(tmp_path, "PROTOBUF", text, [indexed(1, order)])
+    assert rows == [{"o": {"n": 5, "more": None}}]
+    for path in ("o.inner", "o.more.fields{}.struct_value"):
+        assert f"# Left out: {path}: expected no message that contains itself" in draft.file
+
+
 def test_what_is_beside_the_values_of_a_subject_is_selected_or_named(tmp_path: Path) -> None:
     names = ["id", "ID"]
     fields = [{"name": name, "type": "string"} for name in names]
