@@ -411,8 +411,10 @@ class KafkaAdapter:
                         yield tp.partition, given
                 fetched = len(open_)
                 for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
-                    # The position also passes offsets without a readable record.
-                    open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
+                    # The position also passes offsets without a readable record. kafka-python has
+                    # none while no broker answers where the log begins (`_is_stuck` ends the wait).
+                    at = consumer.position(tp, timeout_ms=_REQUEST_MS)
+                    open_[tp] = max(open_[tp], at if at is not None else 0)
                     if left[tp] <= 0 or open_[tp] >= end:
                         del open_[tp]
                         heard = time.monotonic()
@@ -625,7 +627,7 @@ class KafkaAdapter:
                 done = [
                     tp
                     for tp, end in ends.items()
-                    if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end
+                    if (consumer.position(tp, timeout_ms=_REQUEST_MS) or 0) >= end
                 ]
                 if done:
                     consumer.pause(*done)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka import codec, errors
+from kafka import TopicPartition, codec, errors
 from kafka.record import default_records, util
 from kafka.structs import OffsetAndTimestamp
 from packaging.requirements import Requirement
@@ -68,6 +68,32 @@ def test_a_sample_of_large_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert [r.offset for r in adapter.newest_records(topic, 20, 5)] == [47, 48, 49]
     monkeypatch.setattr(client, "_MOST_SAMPLED", 1)
     assert [r.offset for r in adapter.newest_records(topic, 20)] == [49]
+
+
+@pytest.mark.parametrize("silence", [30, 0])
+def test_an_answer_about_the_logs_start_is_waited_for(
+    silence: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka deletes the record to read, and its leader ends before it answers where the log begins:
+    kafka-python then has no position. The hazard: a TypeError, which ends a job for good."""
+    record = SimpleNamespace(offset=7, timestamp=5, serialized_key_size=0, serialized_value_size=1)
+    consumer = SimpleNamespace(
+        poll=lambda **_: next(polls),
+        position=lambda *_, **__: next(positions),
+        assign=lambda _: None,
+        close=lambda: None,
+    )
+    polls, positions = iter([{}, {TopicPartition("t", 0): [record]}]), iter([None, 8])
+    adapter = client.KafkaAdapter(UNREACHABLE)
+    monkeypatch.setattr(adapter, "_consumer_at", lambda _: consumer)
+    monkeypatch.setattr(adapter, "_require_rights", lambda _: None)
+    monkeypatch.setattr(client, "_SILENCE_S", silence)
+    if not silence:
+        with pytest.raises(Transient, match="expected records of partition 0 from 3"):
+            adapter.stamps_from(Topic("t", "id", (0,)), {0: 3}, {0: 9}, 1)
+        return
+    found = adapter.stamps_from(Topic("t", "id", (0,)), {0: 3}, {0: 9}, 1)
+    assert [one.offset for one in found[0]] == [7]
 
 
 def test_a_report_takes_the_first_answer_about_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
