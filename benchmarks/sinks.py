@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import peer
+from parts import measure_parts
 from registry import running_registry
 from runs import Run, end_by_signals, median, on_master, run, spread
 from shapes import SHAPES, Registered, Shape, fill
@@ -168,7 +169,11 @@ def main() -> None:
     parser.add_argument(
         "--master", default="", help="`standalone`, or a Spark master such as spark://host:7077"
     )
+    parser.add_argument("--parts", action="store_true", help="where the time of a record goes")
     options = parser.parse_args()
+    if options.parts:
+        measure_parts(options.rounds)
+        return
     plans = [
         dataclasses.replace(
             plan,
