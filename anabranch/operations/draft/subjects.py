@@ -345,7 +345,8 @@ def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
     found = dict[str, Guess]()
     for field in record["fields"]:
         kind = field["type"]
-        for branch in kind if isinstance(kind, list) else [kind]:
+        branches = [one for one in kind if one != "null"] if isinstance(kind, list) else [kind]
+        for branch in branches if len(branches) == 1 else ():
             is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
             time = time_of(branch.get("connect.name")) if is_number else None
             if time is not None and branch.get("logicalType") is None:

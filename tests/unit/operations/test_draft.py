@@ -801,15 +801,18 @@ def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path
     fields = [
         {"name": "id", "type": "long"}, {"name": "event_date", "type": typed("int", "Date")},
         {"name": "at", "type": ["null", typed("long", "MicroTimestamp")]}, {"name": "t", "type": typed("int", "Time")},
+        {"name": "u", "type": ["string", typed("long", "MicroTimestamp")]},
     ]  # fmt: skip
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
-    value = wired(1, varint(5) + varint(20785) + varint(1) + varint(SECONDS * 10**6 + 7) + b"\2")
+    value = wired(
+        1, varint(5) + varint(20785) + varint(1) + varint(SECONDS * 10**6 + 7) + b"\2\2\4"
+    )
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
-    at = TEN.replace(microsecond=7)
-    assert rows == [{"id": 5, "at": at, "t": 1, "event_date_2": date(2026, 11, 28)}]
+    read = {"at": TEN.replace(microsecond=7), "t": 1, "event_date_2": date(2026, 11, 28)}
+    assert rows == [{"id": 5, **read, "u": {"member0": None, "member1": 2}}]
     assert yaml.safe_load(draft.file)["event_time"] == {"column": "at"}
     # PostgreSQL's infinity is no time.
-    infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2")
+    infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2\2\4")
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value, infinite])
     assert [row["at"] for row in rows] == [SECONDS * 10**6 + 7, 2**63 - 1]
     record = json.loads(schema)
