@@ -383,6 +383,10 @@ class Folder:
             # Step 2: after deleting `_SUCCESS`, write files that do not count yet.
             if before is None or todo is Todo.WRITE:
                 if marked is not None:
+                    # Decision 28: replaced first, since the marker may be by now that of another
+                    # process, which has recorded its delivery and would not mark the folder again.
+                    if not storage.replace(success, f"{delivery}\n".encode(), marked):
+                        raise _overtaken(folder)
                     storage.delete(folder, frozenset({SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
                 files = self._write(
@@ -468,10 +472,14 @@ class Folder:
         mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
         named = now.names if now is not None else frozenset()
         self.storage.delete(folder, frozenset(mine - named) | {begun_name(after.delivery)})
-        raise Transient(
-            f"deliver to {folder}: expected to be the only process, found that another delivered "
-            "the hour meanwhile; run it again"
-        )
+        raise _overtaken(folder)
+
+
+def _overtaken(folder: str) -> Transient:
+    return Transient(
+        f"deliver to {folder}: expected to be the only process, found that another delivered the "
+        "hour meanwhile; run it again"
+    )
 
 
 def _require_own(folder: str, foreign: list[str]) -> None:

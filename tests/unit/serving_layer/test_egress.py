@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,28 @@ def test_another_processs_files_stay(lake: StreamLake, monkeypatch: pytest.Monke
         run(lake.folder)
     own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
     assert by_manifest(own) == in_main(lake, FIRST)
+
+
+def test_another_processs_marker_stays(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process listed the folder, and the other one delivered the hour before this one's next
+    step: no later delivery would mark the folder again."""
+    accept(lake, FIRST, 3)
+    run(lake.folder)
+    accept(lake, FIRST, 4)
+    monkeypatch.setattr("serving_layer.egress.folder.locked", lambda *_, **__: nullcontext())
+    real, others = LocalStorage.names, list[Delivery]()
+
+    def overtaken(self: LocalStorage, folder: str) -> frozenset[str]:
+        found = real(self, folder)
+        monkeypatch.setattr(LocalStorage, "names", real)
+        others.extend(run(lake.folder) if not others else [])
+        return found
+
+    monkeypatch.setattr(LocalStorage, "names", overtaken)
+    with pytest.raises(Transient, match="another delivered the hour meanwhile"):
+        run(lake.folder)
+    assert len(others) == 1 and run(lake.folder) == []
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
 def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
