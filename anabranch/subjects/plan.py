@@ -85,7 +85,7 @@ def plan_columns(
     except NotReadable as error:
         raise Refused(
             f"{where}: {error}; no record of it can be read, whichever fields are left out: "
-            "change the subject"
+            "change the subject, or keep the bytes of its records with `format: raw`"
         ) from None
     except NotAColumn as error:
         # No type of a column reads what is refused of Avro and Protobuf.
