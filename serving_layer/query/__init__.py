@@ -24,6 +24,7 @@ from serving_layer.query.datasets import (
     TableFiles,
     columns_only,
     connected,
+    listed,
     plan_files,
     quoted,
     quoted_table,
@@ -137,15 +138,16 @@ def open_query(
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
         mentioned = [name for name in tables if _mentions(sql, name)]
-        listed = [name for name in tables if name not in unlisted]
+        shown = [name for name in tables if name not in unlisted]
         files: list[TableFiles] = []
         absent: dict[str, AnabranchError] = {}
-        for name in mentioned or listed:
+        for name in mentioned or shown:
             try:
                 found = tables[name]()
                 if not mentioned:
-                    # One identifier with a dot in it, which no other name collides with.
-                    connection.register(name, found.columns_only())
+                    # One identifier with a dot in it, which no other name collides with. A name
+                    # that the SQL composes would have no rows, so that a scan is refused.
+                    connection.register(name, listed(found.columns_only().schema))
                     _create_view(connection, name, f"SELECT * FROM {source(name)}")
                     continue
                 derived = found.derived() if isinstance(found, SelectedRows) else found
@@ -158,7 +160,7 @@ def open_query(
             _create_view(connection, name, derived.sql)
             files += derived.files.values()
         _lock(connection)
-        explained = partial(_explained, tables=listed, absent=absent)
+        explained = partial(_explained, tables=shown, absent=absent)
         with explained():
             rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
         yield Answer(_checked(rows, explained), files)

@@ -352,6 +352,20 @@ def columns_only(table: Table) -> ds.Dataset:
     return ds.dataset(table.schema().as_arrow().empty_table())
 
 
+class ListedDataset(ds.FileSystemDataset):  # type: ignore[misc]
+    """The columns of a table, for a statement that lists tables. A scan raises ValueError."""
+
+    def scanner(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(
+            "expected the name of each table in the statement, found one that the statement "
+            "composes; write it out"
+        )
+
+
+def listed(columns: pa.Schema) -> ds.Dataset:
+    return ListedDataset([], columns, _PARQUET, _NOWHERE)
+
+
 @dataclass(frozen=True)
 class Scan:
     """A scan of a table: projected columns, pushed-down condition, files left to open."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from budget import budget
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,7 @@ from queries import sources
 
 from anabranch.common.errors import ConfigurationError, FileGone
 from anabranch.common.logs import Progress
-from serving_layer.query import Answer, open_query
+from serving_layer.query import Answer, Derived, open_query
 
 NAME = "games.events"
 DAY = datetime(2026, 11, 21)
@@ -281,5 +282,23 @@ def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: s
     with (
         pytest.raises(ConfigurationError, match=r"^query: "),
         open_query(f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)", {}) as answer,
+    ):
+        answer.rows.read_all()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM query_table('games.' || 'eve' || 'nts')",
+        "FROM query('SELECT n FROM games.eve' || 'nts')",
+    ],
+)
+def test_a_name_that_a_statement_composes_is_refused(sql: str) -> None:
+    """The hazard: the table is not opened, since no name in the statement is its name, and has no
+    rows."""
+    rows = Derived("FROM temp.main.rows", {}, {"rows": ds.dataset(pa.table({"n": [1, 2]}))})
+    with (
+        pytest.raises(ConfigurationError, match="one that the statement composes; write it out"),
+        open_query(sql, {"games.events": lambda: rows}) as answer,
     ):
         answer.rows.read_all()
