@@ -62,6 +62,7 @@ _INTEGERS = (*INT32, *INT64, *UINT64)
 # The methods of messages; by its own name a message would give its field of that name.
 _BASE: Any = timestamp_pb2.Timestamp.__base__
 _has: Callable[[Any, str], bool] = _BASE.HasField
+_NO_MOMENT = timestamp_pb2.Timestamp()
 _OTHER = "a value of another type"
 
 _Convert = Callable[[Any], Any]
@@ -360,6 +361,8 @@ class _Field:
     def __init__(self, kind: pa.DataType, field: FieldDescriptor, path: str = "") -> None:
         self._kind, self._name, self._get = kind, field.name, attrgetter(field.name)
         self._has_presence = field.has_presence
+        # Whether only a value that is empty may be that of a field that is not set.
+        self._is_empty_unset = field.message_type is None and not field.default_value
         self._convert = _converter(kind, field, f"{path}.{field.name}" if path else field.name)
 
     def of(self, message: Any) -> Any:
@@ -372,8 +375,11 @@ class _Field:
         """Return a column, null where a value is unreadable, and these errors by index."""
         read = list(map(self._get, messages))
         if self._has_presence:
-            is_set = [_has(message, self._name) for message in messages]
-            read = [one if has else None for one, has in zip(read, is_set, strict=True)]
+            name, is_empty_unset = self._name, self._is_empty_unset
+            read = [
+                one if (is_empty_unset and one) or _has(of, name) else None
+                for one, of in zip(read, messages, strict=True)
+            ]
         if self._convert is same:
             return pa.array(read, self._kind), {}
         if self._convert is list:
@@ -503,9 +509,9 @@ def _day(of: Any) -> date:
 
 def _moments(read: Sequence[Any]) -> pa.Array | None:
     """Return messages of Timestamp as times; None if one is none."""
+    given = [_NO_MOMENT if at is None else at for at in read]
     seconds, nanos = (
-        np.array([0 if at is None else get(at) for at in read], np.int64)
-        for get in (attrgetter("seconds"), attrgetter("nanos"))
+        np.array(list(map(attrgetter(part), given)), np.int64) for part in ("seconds", "nanos")
     )
     is_in = (seconds >= FIRST_MICROS // 1_000_000) & (seconds <= LAST_MICROS // 1_000_000)
     if not np.all(is_in & (nanos >= 0) & (nanos < 1_000_000_000)):
