@@ -410,7 +410,8 @@ def _compared(
     value: str, field: NestedField, known: Collection[int], floats: Collection[int]
 ) -> str | None:
     """Return SQL for the part of a value that is compared; None if a file lacks all of it."""
-    kind, item = field.field_type, f"i{field.field_id}"
+    # DuckDB prefers a column of the item's name to the item, so no column can have this one.
+    kind, item = field.field_type, quoted(f"item {field.field_id}")
     if isinstance(kind, StructType):
         fields = {
             f.name: _compared(f"{value}.{quoted(f.name)}", f, known, floats) for f in kind.fields

@@ -99,6 +99,21 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(tmp_path: Path) -> N
     assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [("extra", 3), ("missing", 4)]
 
 
+@pytest.mark.parametrize("kind", ["INT", "MAP<STRING, INT>", "STRUCT<key: STRING, value: INT>"])
+def test_columns_of_any_name_are_beside_nested_ones(tmp_path: Path, kind: str) -> None:
+    """The hazard: DuckDB takes a column, such as one of i1 to i13 of Criteo's data, for the item of
+    a list or map: it fails, or compares the column in place of the item."""
+    names = ", ".join(f"i{id} {kind}" for id in range(1, 25))
+    layers = Layers(
+        tmp_path, f"id STRING NOT NULL, m MAP<STRING, INT>, l ARRAY<STRUCT<a: INT>>, {names}"
+    )
+    rows = [((0, o), {"m": [("k", o)], "l": [{"a": o}]}) for o in (1, 2, 3)]
+    changed = [rows[0], ((0, 2), {"m": [("k", 5)], "l": [{"a": 2}]}),
+               ((0, 3), {"m": [("k", 3)], "l": [{"a": 5}]})]  # fmt: skip
+    diff = layers.compare(layers.write(rows), layers.write(changed)).diff
+    assert diff.changed == 2
+
+
 def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path) -> None:
     layers = Layers(tmp_path, "id STRING NOT NULL")
     batch = layers.write([((0, 1), {}), ((0, 2), {}), ((1, 2), {})])
