@@ -475,7 +475,8 @@ def has_key(rows: pa.Table, key: Iterable[str]) -> NDArray[Any]:
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset) -> NDArray[Any]:
     """Return the mask of `rows` whose key is in `known`; other columns are not read. Null parts of
-    a key equal each other; a key that is null in every part never matches. Empty texts are null."""
+    a key equal each other; a key that is null in every part never matches. Empty texts are null.
+    Maps are equal in any order: another program may have written a row's in another one."""
     names = list(key)
     if not names:
         return np.zeros(len(rows), bool)
@@ -487,18 +488,49 @@ def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset)
         rows.select(names),
         known,
         f"""
-        WITH named AS (SELECT {_parts(names)} FROM ours)
+        WITH named AS (SELECT {_parts(names, rows.schema)} FROM ours)
         SELECT {_AT} FROM (SELECT * FROM named WHERE {_is_key(names)}) ours
         SEMI JOIN (
             SELECT DISTINCT {columns}
-            FROM (SELECT {_parts(names)} FROM (SELECT {columns} FROM theirs))
+            FROM (SELECT {_parts(names, rows.schema)} FROM (SELECT {columns} FROM theirs))
         ) t ON {equal}
         """,
     )
 
 
-def _parts(names: Iterable[str]) -> str:
-    return f"* REPLACE ({', '.join(f'{key_part(quoted(n))} AS {quoted(n)}' for n in names)})"
+def _parts(names: Iterable[str], schema: pa.Schema | None = None) -> str:
+    """Return SQL for the parts of a key; with `schema`, of maps in any order."""
+    parts = []
+    for name in names:
+        kind = schema.field(name).type if schema is not None else pa.null()
+        column = quoted(name)
+        own = _ordered(column, kind) if _has_map(kind) else key_part(column)
+        parts.append(f"{own} AS {column}")
+    return f"* REPLACE ({', '.join(parts)})"
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if not pa.types.is_nested(kind):
+        return False
+    fields = (kind.field(i).type for i in range(kind.num_fields))
+    return pa.types.is_map(kind) or any(map(_has_map, fields))
+
+
+def _ordered(value: str, kind: pa.DataType, depth: int = 0) -> str:
+    """Return SQL for a value whose maps are lists of their entries, ordered by key. Pure."""
+    if not _has_map(kind):
+        return value
+    # DuckDB prefers a column of the item's name to the item, so no column can have this one.
+    item, inner = quoted(f"item {depth}"), depth + 1
+    if pa.types.is_map(kind):
+        own = _ordered(f"{item}.value", kind.item_type, inner)
+        entry = f"struct_pack(k := {item}.key, v := {own})"
+        return f"list_sort(list_transform(map_entries({value}), lambda {item}: {entry}))"
+    if pa.types.is_struct(kind):
+        parts = ((quoted(f.name), f.type) for f in kind)
+        fields = (f"{n} := {_ordered(f'{value}.{n}', of, depth)}" for n, of in parts)
+        return f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(fields)}) END"
+    return f"list_transform({value}, lambda {item}: {_ordered(item, kind.value_type, inner)})"
 
 
 def _is_key(names: Iterable[str]) -> str:

@@ -810,6 +810,27 @@ def test_an_empty_text_is_no_part_of_a_key() -> None:
     assert find_known(rows, (), later).tolist() == [0, 0, 0, 0]
 
 
+def test_a_row_is_known_by_its_maps_in_any_order() -> None:
+    """The hazard: a takeover without a key imports a row that Kafka has too, since the old program
+    wrote the entries of its map in another order."""
+    kinds = pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))
+    inner = pa.struct([("m", pa.map_(pa.string(), pa.int64())), ("n", pa.int64())])
+
+    def rows(maps: list[Any], lists: list[Any]) -> pa.Table:
+        nested = pa.struct([("a b", pa.list_(inner))])
+        return pa.table({"i0": pa.array(maps, kinds), "s": pa.array(lists, nested)})
+
+    own = rows(
+        [[("x", [("p", 1), ("q", 2)]), ("y", [])], None, [("x", None)], [("x", [("p", 1)])]],
+        [{"a b": [{"m": [("k", 1), ("l", 2)], "n": 1}]}, {"a b": None}, None, None],
+    )
+    table = rows(
+        [[("y", []), ("x", [("q", 2), ("p", 1)])], None, [("x", None)], [("x", [("p", 2)])]],
+        [{"a b": [{"m": [("l", 2), ("k", 1)], "n": 1}]}, {"a b": None}, {"a b": None}, None],
+    )
+    assert find_known(own, ("i0", "s"), table).tolist() == [1, 1, 0, 0]
+
+
 def test_rows_are_numbered_within_their_hour_across_batches_and_parts() -> None:
     numbers, seen = Numbers({7: 2}), Counter[int]()
     seven, nine = 7 << 32, 9 << 32
