@@ -158,6 +158,10 @@ class Sample:
     batch: Mapping[str, Any] | None
 
 
+# Names that no column of a stream can have: some are beside its key.
+_REPEATS, _IS_EQUAL = "the place repeated", "is equal"
+
+
 class Comparison:
     """The rows of one hour in both layers. Opened by `open_comparison`."""
 
@@ -176,16 +180,16 @@ class Comparison:
         look-back, and the first `limit` of them by (partition, offset)."""
         columns = "".join(f", {quoted(c)}" for c in self._key)
         rows = self._ask(
-            f"SELECT {', '.join((*PLACE, 'repeats', 'is_equal'))}{columns} FROM removed "
-            f"ORDER BY ALL LIMIT {limit}"
+            f"SELECT {', '.join((*PLACE, quoted(_REPEATS), quoted(_IS_EQUAL)))}{columns} "
+            f"FROM removed ORDER BY ALL LIMIT {limit}"
         )
         listed = [
             Repeated(
                 row["kafka_partition"],
                 row["kafka_offset"],
                 {c: row[c] for c in self._key},
-                Place(**row["repeats"]),
-                row["is_equal"],
+                Place(**row[_REPEATS]),
+                row[_IS_EQUAL],
             )
             for row in rows
         ]
@@ -241,7 +245,8 @@ class Comparison:
         )
         # A key whose parts are all null identifies no event (`batch_layer.duplicates`).
         named = " OR ".join(f"{mine} IS NOT NULL" for mine, _ in parts) or "false"
-        columns = ", ".join((*PLACE, *([key] if key else []), f"{self._event} AS event"))
+        event = quoted("its event")
+        columns = ", ".join((*PLACE, *([key] if key else []), f"{self._event} AS {event}"))
         self._run(
             f"CREATE TEMP TABLE lacking AS SELECT {columns} FROM speed "
             "ANTI JOIN batch USING (kafka_partition, kafka_offset)"
@@ -252,9 +257,10 @@ class Comparison:
                 SELECT ingest_hour, {columns} FROM earlier
                 UNION ALL SELECT ingest_hour, {columns} FROM batch
             )
-            SELECT l.* EXCLUDE (event), bool_or(l.event = o.event) AS is_equal, min({{
+            SELECT l.* EXCLUDE ({event}), bool_or(l.{event} = o.{event}) AS {quoted(_IS_EQUAL)},
+            min({{
                 'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition
-            }}) AS repeats
+            }}) AS {quoted(_REPEATS)}
             FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL
         """)
 

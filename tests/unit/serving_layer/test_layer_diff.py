@@ -23,7 +23,14 @@ from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
 from anabranch.records.hashes import HASH, find_hashes, find_keys, hash_at, hash_keys, keys_at
 from serving_layer import layer_diff as layer_files
-from serving_layer.layer_diff import SAMPLE, Difference, compare_files, content_types
+from serving_layer.layer_diff import (
+    SAMPLE,
+    Comparison,
+    Difference,
+    compare_files,
+    content_types,
+)
+from serving_layer.query.datasets import connected
 
 NAME = "games.other"
 PLACE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())])
@@ -112,6 +119,22 @@ def test_columns_of_any_name_are_beside_nested_ones(tmp_path: Path, kind: str) -
                ((0, 3), {"m": [("k", 3)], "l": [{"a": 5}]})]  # fmt: skip
     diff = layers.compare(layers.write(rows), layers.write(changed)).diff
     assert diff.changed == 2
+
+
+@pytest.mark.parametrize("key", ["event", "repeats", "is_equal", "hash", "l", "o"])
+def test_a_key_of_any_name_has_repeated_rows(key: str) -> None:
+    layers = {"speed": [(1, "a"), (2, "a"), (3, "b")], "batch": [(1, "a"), (3, "b")], "earlier": []}
+    with connected() as connection:
+        for layer, rows in layers.items():
+            columns = {"ingest_hour": ["h"] * len(rows), "n": [9] * len(rows),
+                       "kafka_partition": pa.array([0] * len(rows), pa.int32()),
+                       "kafka_offset": pa.array([o for o, _ in rows], pa.int64()),
+                       key: pa.array([value for _, value in rows], pa.string())}  # fmt: skip
+            connection.register(layer, pa.table(columns))
+        compared = Comparison(connection, {"n": "n", key: f'"{key}"'}, [key])
+        number, [found] = compared.repeated(5)
+    assert (number, found.offset, found.repeats.offset) == (1, 2, 1)
+    assert (found.key, found.is_equal) == ({key: "a"}, True)
 
 
 def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path) -> None:
