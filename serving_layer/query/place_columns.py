@@ -159,9 +159,11 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
             batch = batch.set_column(i, batch.field(i).name, column.cast(kind, safe=False))
     # DuckDB refuses a batch without columns, from a file that has none of them.
     rows = batch.append_column("anabranch_row", pa.nulls(len(batch)))
+    # DuckDB prefers a table to a struct of its name: a name that few structs have.
     return in_duckdb(
-        f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own FROM rows",
-        rows=rows,
+        f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own "
+        f"FROM {quoted('anabranch rows')}",
+        **{"anabranch rows": rows},
     )
 
 

@@ -199,6 +199,13 @@ def test_an_offset_in_a_text_counts() -> None:
     assert there["time"].to_pylist() == [*[datetime(2026, 11, 20, 1)] * 4, None, None]
 
 
+def test_a_struct_of_any_name_has_places() -> None:
+    """The hazard: DuckDB takes the columns beside a struct that is named like its own table."""
+    table = pa.table({"rows": [{"p": "1", "o": "2"}], "p": ["8"], "o": ["7"]})
+    there = place_columns.locate(table, find_columns(table.schema, "rows.p", "rows.o", None), "t")
+    assert (there["p"].to_pylist(), there["o"].to_pylist()) == ([1], [2])
+
+
 @pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.time64("us"), pa.list_(pa.int64())])
 def test_other_types_are_no_times(kind: pa.DataType) -> None:
     table = pa.table({"partition": [0], "offset": [1], "timestamp": pa.nulls(1, kind)})
