@@ -178,12 +178,12 @@ def _of_version(
             {
                 "name": "draft", "topic": topic, "table": "draft.draft", "key": "none",
                 "format": {**sketch.form, "subject": version.subject}, "columns": (),
-                "schema": "registry",
+                "schema": "registry", "unknown": "rescue" if sketch.rescues else "count",
                 "subject_schema": {"exclude": excluded, "columns": tuple(declared.columns)},
             }
         )  # fmt: skip
         try:
-            planned = stream.with_columns(plan_columns(stream, version)).columns
+            planned = stream.with_columns(plan_columns(stream, version)).record_columns
             if version.type == "JSON":
                 objects = _payloads(records)
                 if exact := _exact(planned, objects):
@@ -192,7 +192,9 @@ def _of_version(
                     declared.columns = [*kept, *exact]
                     continue
                 read = {column.field[0] for column in planned}
-                sketch.rescues = any(one.keys() - read for one in objects)
+                if not sketch.rescues and any(one.keys() - read for one in objects):
+                    sketch.rescues = True
+                    continue
             if forms.has_events(records):
                 # `select` takes columns of the file.
                 sketch.columns = [*planned]

@@ -792,6 +792,13 @@ def test_json_schema_says_less_than_its_records_have(tmp_path: Path) -> None:
     assert rows == [
         {"id": 5, "price": None, "big": None, "x": 2.0, "y": None, "rescued": '{"more":[1]}'}
     ]
+    schema = json.dumps({"type": "object", "properties": {"rescued": {"type": "integer"}}})
+    of_event = [("ce_id", b"1"), ("ce_source", b"/s")]
+    for headers in ([], of_event):
+        value = wired(1, b'{"rescued": 5, "more": 1}')
+        _, [row] = of_subject(tmp_path, "JSON", schema, [value], headers=headers)
+        beside = {name: sent.decode() for name, sent in headers}
+        assert row == {"rescued_2": 5, "rescued": '{"more":1}', **beside}
 
 
 def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path) -> None:
