@@ -419,8 +419,9 @@ def _compared(
     # DuckDB prefers a column of the item's name to the item, so no column can have this one.
     kind, item = field.field_type, quoted(f"item {field.field_id}")
     if isinstance(kind, StructType):
+        # In brackets: else a table of the struct's name is taken, and a column for its field.
         fields = {
-            f.name: _compared(f"{value}.{quoted(f.name)}", f, known, floats) for f in kind.fields
+            f.name: _compared(f"({value}).{quoted(f.name)}", f, known, floats) for f in kind.fields
         }
         parts = [f"{quoted(name)} := {sql}" for name, sql in fields.items() if sql is not None]
         whole = f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"

@@ -58,7 +58,9 @@ def find_column(schema: pa.Schema, name: str) -> Column | None:
         if inner is None:
             return None
         parts, kind = [*parts, inner.name], inner.type
-    return Column(name, ".".join(parts), field.name, ".".join(map(quoted, parts)), kind)
+    # In brackets: else a table of the struct's name is taken, and a column for its field.
+    sql = ".".join((f"({quoted(field.name)})", *map(quoted, parts[1:])))
+    return Column(name, ".".join(parts), field.name, sql, kind)
 
 
 def _named(fields: Iterable[pa.Field], name: str) -> pa.Field | None:
@@ -159,11 +161,9 @@ def locate(batch: pa.Table, columns: PlaceColumns, topic: str) -> pa.Table:
             batch = batch.set_column(i, batch.field(i).name, column.cast(kind, safe=False))
     # DuckDB refuses a batch without columns, from a file that has none of them.
     rows = batch.append_column("anabranch_row", pa.nulls(len(batch)))
-    # DuckDB prefers a table to a struct of its name: a name that few structs have.
     return in_duckdb(
-        f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own "
-        f"FROM {quoted('anabranch rows')}",
-        **{"anabranch rows": rows},
+        f"SELECT {p} AS p, {o} AS o, CAST({time} AS TIMESTAMP) AS time, {own} AS own FROM rows",
+        rows=rows,
     )
 
 

@@ -528,7 +528,7 @@ def _ordered(value: str, kind: pa.DataType, depth: int = 0) -> str:
         return f"list_sort(list_transform(map_entries({value}), lambda {item}: {entry}))"
     if pa.types.is_struct(kind):
         parts = ((quoted(f.name), f.type) for f in kind)
-        fields = (f"{n} := {_ordered(f'{value}.{n}', of, depth)}" for n, of in parts)
+        fields = (f"{n} := {_ordered(f'({value}).{n}', of, depth)}" for n, of in parts)
         return f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(fields)}) END"
     return f"list_transform({value}, lambda {item}: {_ordered(item, kind.value_type, inner)})"
 

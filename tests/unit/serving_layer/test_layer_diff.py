@@ -121,6 +121,15 @@ def test_columns_of_any_name_are_beside_nested_ones(tmp_path: Path, kind: str) -
     assert diff.changed == 2
 
 
+@pytest.mark.parametrize("name", ["rows", "speed", "removed", "left_out"])
+def test_a_struct_of_any_name_is_compared(tmp_path: Path, name: str) -> None:
+    """The hazard: DuckDB takes the column beside the struct, since its own table has that name."""
+    layers = Layers(tmp_path, f"id STRING NOT NULL, n INT, {name} STRUCT<n: INT>")
+    rows = [((0, o), {"n": 1, name: {"n": o}}) for o in (1, 2)]
+    changed = [rows[0], ((0, 2), {"n": 1, name: {"n": 5}})]
+    assert layers.compare(layers.write(rows), layers.write(changed)).diff.changed == 1
+
+
 @pytest.mark.parametrize("key", ["event", "repeats", "is_equal", "hash", "l", "o"])
 def test_a_key_of_any_name_has_repeated_rows(key: str) -> None:
     layers = {"speed": [(1, "a"), (2, "a"), (3, "b")], "batch": [(1, "a"), (3, "b")], "earlier": []}
