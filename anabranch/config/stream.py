@@ -567,7 +567,8 @@ class Stream(Frozen):
         by_name = {column.name: column for column in self.columns}
         if taken := [name for name in by_name if name.lower() in TAKEN_COLUMNS]:
             raise ValueError(
-                f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}"
+                f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}; "
+                "choose another, and read the field by `from` or `select`"
             )
         if self.unknown in ("rescue", "refuse") and not self.format.names_fields:
             raise ValueError(

@@ -89,11 +89,12 @@ def plan_columns(
         ) from None
     except NotAColumn as error:
         # No type of a column reads what is refused of Avro and Protobuf.
-        given = (
-            "give the column a type (`schema: {columns: NAME TYPE}`)"
-            if version.type == "JSON"
-            else "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
-        )
+        given = "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
+        if version.type == "JSON":
+            given = "give the column a type (`schema: {columns: NAME TYPE}`)"
+        if isinstance(error, NotAName) and version.type != "PROTOBUF":
+            other = "{OTHER: {type: TYPE, from: NAME}}"
+            given = f"choose another name (`schema: {{columns: {other}, exclude: [NAME]}}`)"
         raise Refused(
             f"{where}: {error}; change the subject, or in the stream's file {given} or leave the "
             "column out (`schema: {exclude: [NAME]}`)"
