@@ -77,13 +77,14 @@ def test_an_answer_about_the_logs_start_is_waited_for(
     """Kafka deletes the record to read, and its leader ends before it answers where the log begins:
     kafka-python then has no position. The hazard: a TypeError, which ends a job for good."""
     record = SimpleNamespace(offset=7, timestamp=5, serialized_key_size=0, serialized_value_size=1)
+    polls = iter([{}, {TopicPartition("t", 0): [record]}])
+    positions = iter([None, 8])
     consumer = SimpleNamespace(
         poll=lambda **_: next(polls),
         position=lambda *_, **__: next(positions),
         assign=lambda _: None,
         close=lambda: None,
     )
-    polls, positions = iter([{}, {TopicPartition("t", 0): [record]}]), iter([None, 8])
     adapter = client.KafkaAdapter(UNREACHABLE)
     monkeypatch.setattr(adapter, "_consumer_at", lambda _: consumer)
     monkeypatch.setattr(adapter, "_require_rights", lambda _: None)
