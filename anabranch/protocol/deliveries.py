@@ -73,18 +73,26 @@ class Delivery:
 
 
 def record(lake: Lake, name: str, delivery: Delivery) -> None:
-    """Write a delivery, unless the table has it with its token. Raises Transient, Terminal without
-    the table."""
+    """Write a delivery, once. One that the table has already becomes the newest: a folder may have
+    the content of a change from an earlier delivery. Raises Transient, Terminal without the
+    table."""
+    first: int | None = None
 
     def missing(table: Table) -> pa.Table | None:
-        with lake_errors(f"read table {name}"):
-            # Again for each attempt: another process may have recorded the delivery meanwhile.
-            known = read(table, [delivery.hour], ("delivery_id", "token", "hour")).to_pylist()
-        # A change back to content that the folder has is one more position of that delivery.
-        own_id = delivery.delivery_id, delivery.token
-        if own_id in {(row["delivery_id"], row["token"]) for row in known}:
-            return None
-        own = {"sequence": table.metadata.next_sequence_number(), "code_version": VERSION}
+        nonlocal first
+        sequence = table.metadata.next_sequence_number()
+        if first is None:
+            first = sequence
+        else:
+            with lake_errors(f"read table {name}"):
+                # An earlier attempt may have landed.
+                of_hour = read(table, [delivery.hour], ("delivery_id", "sequence", "hour"))
+            own_id, since = delivery.delivery_id, first
+            if any(
+                r["delivery_id"] == own_id and r["sequence"] >= since for r in of_hour.to_pylist()
+            ):
+                return None
+        own = {"sequence": sequence, "code_version": VERSION}
         return pa.Table.from_pylist([vars(delivery) | own], schema=_ARROW)
 
     if has_many(lake.append(name, missing)):

@@ -193,6 +193,19 @@ def test_a_change_back_to_the_delivered_content_is_done_with(lake: StreamLake) -
     assert run(lake.folder) == []
 
 
+def test_a_redelivery_of_one_lost_folder_ends_at_the_newest_change(lake: StreamLake) -> None:
+    """Else hours after it would wait for a delivery that each run repeats."""
+    for hour in HOURS[:3]:
+        accept(lake, hour, 3)
+    assert len(run(lake.folder)) == 3
+    shutil.rmtree(lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}")
+    job = job_of(lake.folder)
+    [target] = room.targets_of(job, None)
+    assert len([*room.deliver(job, target, all_again=True)]) == 3
+    assert room.undelivered_hours(job, target) == set() and run(lake.folder) == []
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
+
+
 def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) -> None:
     for hour in HOURS[:2]:
         accept(lake, hour, 3)
