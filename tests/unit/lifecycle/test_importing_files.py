@@ -3,7 +3,9 @@
 import bz2
 import csv
 import gzip
+import io
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from lakes import new_stream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from anabranch.common.errors import Refused
+from anabranch.common.errors import AnabranchError, Refused, Transient
 from anabranch.iceberg import other_tables
 from anabranch.iceberg.files import Stored
 from anabranch.iceberg.other_tables import Part
@@ -233,6 +235,24 @@ def test_avro_is_read_in_the_columns_of_the_stream(tmp_path: Path) -> None:
     write(schema=schema | {"fields": [{"name": "at", "type": nanos}]})
     with pytest.raises(Refused, match=r"a\.avro: .*found timestamp-nanos"):
         read(path)
+
+
+@pytest.mark.parametrize("error", [OSError("connection reset"), Transient("busy")])
+def test_storage_that_does_not_answer_is_no_damage_of_avro(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | AnabranchError
+) -> None:
+    path = tmp_path / "a.avro"
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "R", "fields": []}, [])
+    [part] = parts(path)
+
+    class Away(io.BytesIO):
+        def readinto(self, _: Any) -> int:
+            raise error
+
+    monkeypatch.setattr(files, "open_stream", lambda *_: nullcontext(Away()))
+    with pytest.raises(Transient):
+        list(part.iter_batches(2, NAMES))
 
 
 def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
