@@ -193,6 +193,23 @@ def test_a_change_back_to_the_delivered_content_is_done_with(lake: StreamLake) -
     assert run(lake.folder) == []
 
 
+def test_a_delivery_whose_answer_was_lost_is_recorded_once(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept(lake, FIRST, 3)
+    real = Lake.append
+
+    def repeated(self: Lake, name: str, rows: Any, **options: Any) -> Any:
+        landed = real(self, name, rows, **options)
+        assert rows(landed) is None
+        return real(self, name, rows, **options)
+
+    monkeypatch.setattr(Lake, "append", repeated)
+    run(lake.folder)
+    table = lake.lake.load(job_of(lake.folder).stream.egress_table)
+    assert len(table.scan().to_arrow()) == 1
+
+
 def test_a_redelivery_of_one_lost_folder_ends_at_the_newest_change(lake: StreamLake) -> None:
     """Else hours after it would wait for a delivery that each run repeats."""
     for hour in HOURS[:3]:
