@@ -304,6 +304,9 @@ def test_a_part_of_a_batch_and_none() -> None:
     result = Decoder(spec).decode(new_batch(values).slice(11, 9))
     assert sorted(result.errors) == [4]
     assert result.good["level"].to_pylist() == [o for o in range(11, 20) if o != 15]
+    deep = b'{"x":' + b"[" * 110 + b"]" * 110 + b"}"
+    of_end = Decoder(spec).decode(new_batch([*values, deep, b"{}"]).slice(36))
+    assert {at: code for at, (code, _) in of_end.errors.items()} == {4: "too_deep"}
     empty = Decoder(spec).decode(new_batch([]))
     assert (len(empty.rows), empty.rows.schema) == (0, result.rows.schema)
 

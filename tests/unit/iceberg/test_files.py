@@ -42,8 +42,9 @@ def test_only_files_that_storage_lacks_are_missing(
 
 def test_an_object_for_a_folder_is_no_file_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"": 0, "day=1_$folder$": 0, "day=1/": 0, "day=1/a.parquet": 7, "day=1/b.parquet": 0}
+    sizes["rows/"] = 7
     at = datetime.now(UTC)
     stored = [files.Stored(f"s3://bucket/old/{name}", size, at) for name, size in sizes.items()]
     monkeypatch.setattr(files, "list_files", lambda *_: iter(stored))
     found = files.files_by_name(PyArrowFileIO(), "s3://bucket/old")
-    assert [*found] == ["day=1/a.parquet", "day=1/b.parquet"]
+    assert [*found] == ["day=1/a.parquet", "day=1/b.parquet", "rows/"]
