@@ -372,10 +372,9 @@ def _of_changes(
     if fields == ["id"] and "_id" in names:
         fields = ["_id", "id"]
     sources = [s for change in changes if isinstance(s := change.get("source"), Mapping)]
-    names_of_source = {name for one in sources for name in one}
     source = {
         name: of
-        for name in names_of_source
+        for name in (*_POSITIONS, "ts_ms")
         if (of := guess([one.get(name) for one in sources], name)) is not None
     }
     add_change(sketch, [names[name] for name in fields if name in names], source)

@@ -5,7 +5,6 @@ changes, of several subjects or messages.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -155,9 +154,9 @@ def _of_version(
 ) -> Sketch:
     sketch = Sketch(_FORMATS.get(version.type, "avro"))
     if version.type == "AVRO":
-        row = _row_of(version)
-        if row is not None:
-            return _of_changes(topic, registry, version, row)
+        change = _change_of(version)
+        if change is not None:
+            return _of_changes(topic, registry, *change)
     if version.type == "PROTOBUF":
         messages = _messages_of(registry, records, ids)
         if len(messages) > 1 and (merged := _of_messages(messages, records)) is not None:
@@ -313,14 +312,15 @@ def _messages_of(
     return {} if is_first else {name: texts[name] for name, _ in names.most_common()}
 
 
-def _row_of(version: SubjectVersion) -> Mapping[str, Any] | None:
-    """Return the record of Debezium's rows in an envelope's schema; None for any other schema."""
+def _change_of(version: SubjectVersion) -> tuple[Mapping[str, Any], object] | None:
+    """Return the record of Debezium's rows and the type of its source, of an envelope's schema;
+    None for any other schema."""
     schema = json.loads(version.text)
     fields = {f["name"]: f["type"] for f in schema.get("fields", ())} if _is(schema) else {}
     if not {"before", "after", "op", "source"} <= fields.keys():
         return None
     before = fields["before"] if isinstance(fields["before"], list) else [fields["before"]]
-    return next((branch for branch in before if _is(branch)), None)
+    return next(((branch, fields["source"]) for branch in before if _is(branch)), None)
 
 
 def _is(schema: object) -> bool:
@@ -328,7 +328,7 @@ def _is(schema: object) -> bool:
 
 
 def _of_changes(
-    topic: str, registry: SchemaRegistryClient, version: SubjectVersion, row: Mapping[str, Any]
+    topic: str, registry: SchemaRegistryClient, row: Mapping[str, Any], of_source: object
 ) -> Sketch:
     sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
     times = _times_of(row)
@@ -337,7 +337,7 @@ def _of_changes(
     key = registry.latest(f"{topic}-key")
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
     of_key = [name for name, _ in _fields(key.text)] if key is not None else []
-    source = {name: Guess(kind) for name, kind in _fields(_of_source(version))}
+    source = {name: Guess(kind) for name, kind in _fields(json.dumps(of_source))}
     add_change(sketch, [names[name] for name in of_key if name in names], source)
     return sketch
 
@@ -356,23 +356,17 @@ def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
     return found
 
 
-def _of_source(version: SubjectVersion) -> str:
-    fields = {f["name"]: f["type"] for f in json.loads(version.text)["fields"]}
-    return json.dumps(fields["source"])
-
-
 def _fields(text: str) -> Sequence[tuple[str, str]]:
     """Return the fields of a record that have a type; none of another schema."""
-    found: list[tuple[str, str]] = []
     given: dict[str, str | None] = {}
     while len(given) < _MOST_EXCLUDED:
         try:
             return avro_fields(text, given)
         except NotAColumn as error:
-            if (field := re.match(r"\w+", str(error))) is None or field[0] in given:
-                return found
-            given[field[0]] = None
-    return found
+            if error.field in given:
+                break
+            given[error.field] = None
+    return []
 
 
 def with_columns(stream: Stream, registry: SchemaRegistryClient) -> Stream:
