@@ -331,13 +331,14 @@ def _of_changes(
     topic: str, registry: SchemaRegistryClient, row: Mapping[str, Any], of_source: object
 ) -> Sketch:
     sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
-    times = _times_of(row)
-    for name, kind in _fields(json.dumps(row)):
+    times, left = _times_of(row), list[NotAColumn]()
+    for name, kind in _fields(json.dumps(row), left):
         sketch.add(times.get(name, Guess(kind)), name, ("row", name))
+    sketch.comments += dict.fromkeys(f"Left out: {error}" for error in left)
     key = registry.latest(f"{topic}-key")
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
-    of_key = [name for name, _ in _fields(key.text)] if key is not None else []
-    source = {name: Guess(kind) for name, kind in _fields(json.dumps(of_source))}
+    of_key = [name for name, _ in _fields(key.text, [])] if key is not None else []
+    source = {name: Guess(kind) for name, kind in _fields(json.dumps(of_source), [])}
     add_change(sketch, [names[name] for name in of_key if name in names], source)
     return sketch
 
@@ -356,16 +357,18 @@ def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
     return found
 
 
-def _fields(text: str) -> Sequence[tuple[str, str]]:
-    """Return the fields of a record that have a type; none of another schema."""
+def _fields(text: str, left: list[NotAColumn]) -> Sequence[tuple[str, str]]:
+    """Return the fields of a record that have a type; none of another schema. `left` takes the
+    errors of what is left out."""
     given: dict[str, str | None] = {}
     while len(given) < _MOST_EXCLUDED:
         try:
-            return avro_fields(text, given)
+            return avro_fields(text, given, left)
         except NotAColumn as error:
             if error.field in given:
                 break
             given[error.field] = None
+            left.append(error)
     return []
 
 

@@ -723,6 +723,9 @@ def test_records_of_several_subjects_are_rows_of_all_their_fields(tmp_path: Path
     file = yaml.safe_load(draft.file)
     assert (file["format"], file["key"]) == ("avro", "none")
     assert "# With the fields of shop.Placed, shop.Shipped" in draft.file
+    # Its schema has another subject too, which is of another topic.
+    one = {"z.events-Placed": schemas["shop.Placed"]}
+    assert len(of_subjects(tmp_path, one, values[:1], "z.events")[1]) == 1
     # A column has one type.
     schemas["shop.Shipped"] = record("Shipped", id="string", total="string")
     draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
@@ -830,6 +833,15 @@ def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path
     values = [wired(1, b"\0\2" + v[5:] + b"\2\2c") for v in (value, infinite)]
     draft, rows = of_subject(tmp_path, "AVRO", schema, values)
     assert [row["at"] for row in rows] == [SECONDS * 10**6 + 7, 2**63 - 1]
+    nothing = [{"name": "no", "type": "null"}]
+    inner = {"type": "record", "name": "i", "fields": [*nothing, {"name": "n", "type": "int"}]}
+    record["fields"] += [*nothing, {"name": "o", "type": inner}]
+    schema = json.dumps({"type": "record", "name": "e", "fields": fields})
+    values = [wired(1, b"\0\2" + value[5:] + b"\2" + b"\2\2c")]
+    draft, rows = of_subject(tmp_path, "AVRO", schema, values)
+    assert rows[0]["o"] == {"n": 1}
+    for path in ("no", "o.no"):
+        assert f"# Left out: {path}: expected a type with values, found null" in draft.file
 
 
 def test_names_of_avro_that_no_column_has_are_read_by_another(tmp_path: Path) -> None:
@@ -907,15 +919,16 @@ def test_records_of_several_messages_are_rows_of_all_their_fields(tmp_path: Path
     file = yaml.safe_load(draft.file)
     assert (file["format"], file["key"]) == ("protobuf", "none")
     assert "# With the fields of shop.Order, shop.Refund" in draft.file
-    # A column has one type.
-    text = (
-        HEAD
-        + "message Order { string id = 1; int64 n = 3; } message Refund { string id = 1; int32 n = 2; }"
-    )
-    draft, rows = of_subject(tmp_path, "PROTOBUF", text, sent(text), dead=1)
-    assert rows == [{"id": "a", "n": 0}] * 30
-    assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order"}
-    assert "# Records of other messages are dead letters: shop.Refund" in draft.file
+    # A column has one type, and the name of its field.
+    for of_order, of_refund in (("int64 n", "int32 n"), ("int64 n", "int32 _pos")):
+        text = (
+            f"{HEAD} message Order {{ string id = 1; {of_order} = 3; }} "
+            f"message Refund {{ string id = 1; {of_refund} = 2; }}"
+        )
+        draft, rows = of_subject(tmp_path, "PROTOBUF", text, sent(text), dead=1)
+        assert rows == [{"id": "a", "n": 0}] * 30
+        assert yaml.safe_load(draft.file)["format"] == {"type": "protobuf", "message": "shop.Order"}
+        assert "# Records of other messages are dead letters: shop.Refund" in draft.file
 
 
 def test_names_of_streams_and_tables() -> None:
