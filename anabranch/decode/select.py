@@ -114,10 +114,12 @@ class Selection:
         import duckdb
 
         assert self._connection is not None
-        self._connection.register("records", records)
+        # A name that no column has: DuckDB would take a field of a struct of the same name for a
+        # column of the table.
+        self._connection.register("all records", records)
         columns = ", ".join(f"{sql} AS c{i}" for i, sql in enumerate(expressions))
         try:
-            found = self._connection.sql(f"SELECT {columns} FROM records").to_arrow_table()
+            found = self._connection.sql(f'SELECT {columns} FROM "all records"').to_arrow_table()
         except (duckdb.Error, UnicodeDecodeError):
             # DuckDB cuts a value in an error's text, perhaps within a character.
             return None

@@ -154,6 +154,16 @@ def test_an_error_whose_text_duckdb_cuts_within_a_character(sql: str, character:
     assert [one(sql, "STRING", [value])[1] for value in sent] == [[0]] * 4
 
 
+def test_a_struct_has_its_own_fields_whatever_its_name() -> None:
+    """The hazard: `records.n` read the record's own `n`, not the struct's."""
+    fields = parse_columns("records STRUCT<n: INT>, n INT")
+    selected = parse_select([{"x": {"sql": "records.n - n", "type": "INT"}}], fields)
+    batch, n = batch_of([{}]), pa.array([1], pa.int32())
+    read = {"records": pa.StructArray.from_arrays([pa.array([5], pa.int32())], ["n"]), "n": n}
+    columns, bad = Selection(selected, "t", None).columns(batch, batch.column("timestamp"), read)
+    assert (columns["x"].to_pylist(), bad) == ([4], {})
+
+
 def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
     select = ["id", {"n": {"sql": "s::INT + i", "type": "INT"}}]
     found = decoded(stream_of(select), [{"s": "12,50", "i": 1}])
