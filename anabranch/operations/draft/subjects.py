@@ -186,9 +186,8 @@ def _of_version(
             if version.type == "JSON":
                 objects = _payloads(records)
                 if exact := _exact(planned, objects):
-                    given = {column.name for column in exact}
-                    kept = [column for column in declared.columns if column.name not in given]
-                    declared.columns = [*kept, *exact]
+                    # Of two of a name, the later one counts.
+                    declared.columns += exact
                     continue
                 read = {column.field[0] for column in planned}
                 if not sketch.rescues and any(one.keys() - read for one in objects):
