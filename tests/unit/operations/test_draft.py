@@ -812,17 +812,19 @@ def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path
         {"name": "id", "type": "long"}, {"name": "event_date", "type": typed("int", "Date")},
         {"name": "at", "type": ["null", typed("long", "MicroTimestamp")]}, {"name": "t", "type": typed("int", "Time")},
         {"name": "u", "type": ["string", typed("long", "MicroTimestamp")]},
+        {"name": "l", "type": {**typed("long", "Timestamp"), "logicalType": "timestamp-micros"}},
     ]  # fmt: skip
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     value = wired(
-        1, varint(5) + varint(20785) + varint(1) + varint(SECONDS * 10**6 + 7) + b"\2\2\4"
+        1, varint(5) + varint(20785) + varint(1) + varint(SECONDS * 10**6 + 7) + b"\2\2\4\4"
     )
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
     read = {"at": TEN.replace(microsecond=7), "t": 1, "event_date_2": date(2026, 11, 28)}
+    read["l"] = datetime(1970, 1, 1, 0, 0, 0, 2, tzinfo=UTC)
     assert rows == [{"id": 5, **read, "u": {"member0": None, "member1": 2}}]
     assert yaml.safe_load(draft.file)["event_time"] == {"column": "at"}
     # PostgreSQL's infinity is no time.
-    infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2\2\4")
+    infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2\2\4\4")
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value, infinite])
     assert [row["at"] for row in rows] == [SECONDS * 10**6 + 7, 2**63 - 1]
     record = json.loads(schema)
@@ -869,11 +871,14 @@ def test_a_part_that_no_column_reads_is_left_out_of_its_record(tmp_path: Path) -
         "fields": [{"name": "a", "type": "string"}, {"name": "no", "type": "null"}],
     }
     listed = {"type": "array", "items": inner}
-    fields = [{"name": "id", "type": "string"}, {"name": "o", "type": ["null", listed]}]
+    kinds = {"id": "string", "o": ["null", listed], "p": ["null", "i"], "no": "null"}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
-    draft, rows = of_subject(tmp_path, "AVRO", schema, [wired(1, b"\2a\2\2\2b\0")])
-    assert rows == [{"id": "a", "o": [{"a": "b"}]}]
-    assert "# Left out: o[].no: expected a type with values, found null" in draft.file
+    draft, rows = of_subject(tmp_path, "AVRO", schema, [wired(1, b"\2a\2\2\2b\0\0")])
+    assert rows == [{"id": "a", "o": [{"a": "b"}], "p": None}]
+    for path in ("o[].no", "p.no", "no"):
+        why = f"# Left out: {path}: expected a type with values, found null"
+        assert draft.file.count(why) == 1
     text = (
         'syntax = "proto3"; package shop; import "google/protobuf/struct.proto"; message Order { Part o = 1; '
         "message Part { int32 n = 1; google.protobuf.Struct more = 2; Part inner = 3; } }"
