@@ -244,6 +244,7 @@ def test_digits_that_are_cut_are_named() -> None:
 def test_fields_that_few_records_have_are_not_all_fields() -> None:
     kinds: list[object] = [{"id": i, "o": {"n": i}} for i in range(200)]
     assert "unknown" not in file_of(kinds)
+    assert "unknown" not in file_of([*kinds, *[{"id": 5, "refund": 5}] * 5])
     rare: list[dict[str, Any]] = [
         {"refund": 5},
         {"o": {"refund": 5}},

@@ -251,7 +251,7 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
 def test_a_live_query_keeps_neither_the_records_nor_the_dead_letters(
     one: StreamLake, log: Log
 ) -> None:
-    """The hazard: a shell of many queries, and a topic of dead letters alone."""
+    """The hazard: a process of many queries, and a topic of dead letters alone."""
     log.bad = {8: b"{", 11: None}
     reader, tails = anabranch.open("events", conf=one.folder).reader, list[Any]()
 
