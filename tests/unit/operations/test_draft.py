@@ -470,11 +470,11 @@ def test_cloud_events_of_any_data_have_their_attributes(value: bytes) -> None:
 
 
 def test_columns_beside_a_value_have_names_that_it_lacks() -> None:
-    headers = [("ce_id", b"1"), ("ce_source", b"/s")]
+    headers = [("ce_id", b"1"), ("ce_source", b"/s"), ("ce_time", b"now")]
     values: list[object] = [{"ce_id": n, "record_key": 0} for n in range(100)]
     keys = [b"k%d" % n for n in range(100)]
     _, rows = drafted(values, headers=[headers] * 100, keys=keys)
-    beside = {"ce_id_2": "1", "ce_source": "/s", "record_key_2": "k0"}
+    beside = {"ce_id_2": "1", "ce_source": "/s", "ce_time": "now", "record_key_2": "k0"}
     assert rows[0] == {"ce_id": 0, "record_key": 0, **beside}
     # A column of no value is no event's identity by its name.
     assert file_of([{"n": 0}] * 100, keys=keys)["key"] == "none"
