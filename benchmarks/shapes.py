@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 
 import fastavro
 from confluent_kafka import KafkaException, Message, Producer
@@ -84,20 +84,17 @@ def _parsed(schema: str) -> fastavro.types.Schema:
     return fastavro.parse_schema(json.loads(schema))
 
 
-def _event(payload: int) -> Callable[[int], dict[str, object]]:
-    def fields(i: int) -> dict[str, object]:
-        text = _TEXTS[i % 997]
-        return {
-            "event_type": _KINDS[i % 5],
-            "game": f"g{i % 40}",
-            "player_id": f"p{i * 7919 % 100_000}",
-            "level": i % 90,
-            "amount": i % 1000 / 7,
-            "platform": "ios",
-            "payload": (text * (payload // 64 + 1))[:payload],
-        }
-
-    return fields
+def _event(payload: int, i: int) -> dict[str, object]:
+    text = _TEXTS[i % 997]
+    return {
+        "event_type": _KINDS[i % 5],
+        "game": f"g{i % 40}",
+        "player_id": f"p{i * 7919 % 100_000}",
+        "level": i % 90,
+        "amount": i % 1000 / 7,
+        "platform": "ios",
+        "payload": (text * (payload // 64 + 1))[:payload],
+    }
 
 
 def _wide(i: int) -> dict[str, object]:
@@ -140,11 +137,11 @@ _WIDE = ", ".join(f"c{n} {('STRING', 'INT', 'DOUBLE', 'BOOLEAN')[n % 4]}" for n 
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("json_440", _EVENT, _event(192)),
-        Shape("avro", _EVENT, _event(192), _avro(_EVENT)),
-        Shape("csv", _EVENT, _event(192), csv=True),
-        Shape("protobuf", _EVENT, _event(192), proto=_PROTO),
-        Shape("json_broken", _EVENT, _event(192), broken=50),
+        Shape("json_440", _EVENT, partial(_event, 192)),
+        Shape("avro", _EVENT, partial(_event, 192), _avro(_EVENT)),
+        Shape("csv", _EVENT, partial(_event, 192), csv=True),
+        Shape("protobuf", _EVENT, partial(_event, 192), proto=_PROTO),
+        Shape("json_broken", _EVENT, partial(_event, 192), broken=50),
         Shape(
             "json_nested",
             "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, customer STRUCT<id: STRING, "
@@ -155,7 +152,7 @@ SHAPES = {
         Shape(
             "json_select",
             _EVENT,
-            _event(192),
+            partial(_event, 192),
             select=(
                 "event_id",
                 "event_time",
@@ -169,7 +166,7 @@ SHAPES = {
                 "payload",
             ),
         ),
-        Shape("json_2k", _EVENT, _event(1750)),
+        Shape("json_2k", _EVENT, partial(_event, 1750)),
         Shape(
             "json_200_columns",
             f"event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, {_WIDE}",
