@@ -16,11 +16,6 @@ from anabranch.cli.report import print_error
 from anabranch.common import process
 from anabranch.common.version import VERSION
 
-# A command's imports create 130,000 long-lived objects. With the default thresholds, the garbage
-# collector would scan them repeatedly.
-_COLLECT_AFTER = (100_000, 50, 50)
-
-
 SECTIONS = {
     "Set up": ("init", "docs", "dev", "doctor", "draft", "check", "apply"),
     "Run": ("speed", "batch", "egress", "maintain"),
@@ -96,7 +91,7 @@ def run() -> NoReturn:
     Flushes logs and output, and skips the interpreter's cleanup: it would free the libraries'
     objects one by one, which takes a fifth of the command's time.
     """
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(*process.COLLECT_AFTER)
     process.import_pandas_late()
     try:
         main()

@@ -16,6 +16,10 @@ from importlib.util import LazyLoader
 from queue import SimpleQueue
 from typing import Any
 
+COLLECT_AFTER = (100_000, 50, 50)
+"""Thresholds of the garbage collector (`gc.set_threshold`). With Python's own, it would scan the
+130,000 objects of the imports, and those of a batch of records, repeatedly."""
+
 
 class _LazyPandas(MetaPathFinder):
     """Import hook that hides pandas from `pyarrow.dataset`, whose import only checks whether pandas

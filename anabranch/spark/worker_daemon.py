@@ -53,5 +53,5 @@ if __name__ == "__main__":
     # A worker collects garbage after every task. Scanning these objects, none of them garbage,
     # takes longer than the task, and scanning nested values a tenth of their decoding.
     gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(*process.COLLECT_AFTER)
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]
