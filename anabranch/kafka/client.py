@@ -413,8 +413,8 @@ class KafkaAdapter:
                 for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
                     # The position also passes offsets without a readable record. kafka-python has
                     # none while no broker answers where the log begins (`_is_stuck` ends the wait).
-                    at = consumer.position(tp, timeout_ms=_REQUEST_MS)
-                    open_[tp] = max(open_[tp], at if at is not None else 0)
+                    at = consumer.position(tp, timeout_ms=_REQUEST_MS) or 0
+                    open_[tp] = max(open_[tp], at)
                     if left[tp] <= 0 or open_[tp] >= end:
                         del open_[tp]
                         heard = time.monotonic()
