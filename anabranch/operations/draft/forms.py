@@ -364,10 +364,11 @@ def _of_changes(
             # MongoDB's deletes have only their key.
             of_key = guess([key.get(name) for key in of_keys], name, stamps) or STRING
             names[name] = sketch.add(of_key, name, ("row", name))
-    for name in dict.fromkeys(name for change in changes for name in change):
+    # MongoDB's `updateDescription` has what an update without a document sets.
+    others = dict.fromkeys(name for change in changes for name in change if name not in _OF_CHANGE)
+    for name in filter(is_usable, others):
         more = guess([change.get(name) for change in changes], name, stamps)
-        # MongoDB's `updateDescription` has what an update without a document sets.
-        if more is not None and is_usable(name) and name not in _OF_CHANGE:
+        if more is not None:
             sketch.add(more, name, (name,))
     if fields == ["id"] and "_id" in names:
         fields = ["_id", "id"]

@@ -172,6 +172,7 @@ def _of_version(
     if version.type == "AVRO" and _is(record := json.loads(version.text)):
         for name, time in _times_of(record).items():
             declared.columns.append(Column(name, time.type, True, notation=time.notation))
+    objects = _payloads(records) if version.type == "JSON" else []
     for _ in range(_MOST_EXCLUDED):
         stream = Stream.model_validate(
             {
@@ -184,7 +185,6 @@ def _of_version(
         try:
             planned = stream.with_columns(plan_columns(stream, version)).record_columns
             if version.type == "JSON":
-                objects = _payloads(records)
                 if exact := _exact(planned, objects):
                     # Of two of a name, the later one counts.
                     declared.columns += exact
@@ -202,7 +202,7 @@ def _of_version(
         except Refused as error:
             cause = error.__cause__
             name = cause.field if isinstance(cause, NotAColumn) else ""
-            if version.type == "JSON" and not name and (objects := _payloads(records)):
+            if objects and not name:
                 sketch = Sketch(sketch.format, comments=[f"Without the subject's columns: {cause}"])
                 sketch.add_fields(objects, forms.stamps_of(records))
                 return sketch
