@@ -438,7 +438,7 @@ def find_duplicates(
                     RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
                 ) AS after,
                 {HOUR}
-            FROM (SELECT {_parts(names)} FROM (FROM ours UNION ALL FROM theirs))
+            FROM (SELECT {_parts(names, rows.schema)} FROM (FROM ours UNION ALL FROM theirs))
             WHERE {_is_key(names)}
         )
         WHERE {_AT} IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
@@ -469,7 +469,8 @@ def find_repeated_places(
 def has_key(rows: pa.Table, key: Iterable[str]) -> NDArray[Any]:
     """Return the mask of `rows` whose key is not null, or an empty text, in every part."""
     names = list(key)
-    query = f"SELECT {_AT} FROM (SELECT {_parts(names)} FROM ours) WHERE {_is_key(names)}"
+    parts = _parts(names, rows.schema)
+    query = f"SELECT {_AT} FROM (SELECT {parts} FROM ours) WHERE {_is_key(names)}"
     return _mask(rows.select(names), rows.select(names).slice(0, 0), query)
 
 
@@ -498,12 +499,11 @@ def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset)
     )
 
 
-def _parts(names: Iterable[str], schema: pa.Schema | None = None) -> str:
-    """Return SQL for the parts of a key; with `schema`, of maps in any order."""
+def _parts(names: Iterable[str], schema: pa.Schema) -> str:
+    """Return SQL for the parts of a key, with maps in any order."""
     parts = []
     for name in names:
-        kind = schema.field(name).type if schema is not None else pa.null()
-        column = quoted(name)
+        kind, column = schema.field(name).type, quoted(name)
         own = _ordered(column, kind) if _has_map(kind) else key_part(column)
         parts.append(f"{own} AS {column}")
     return f"* REPLACE ({', '.join(parts)})"
