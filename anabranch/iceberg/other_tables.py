@@ -246,6 +246,8 @@ class FilePart:
                         value = pa.repeat(self.folder[name], batch.num_rows)
                         batch = batch.append_column(name, value)
                     yield batch
+            except pa.ArrowMemoryError:
+                raise
             except pa.ArrowException as error:
                 # Damage, or values that PyArrow lacks, such as ORC's times after the year 2262.
                 raise Refused(

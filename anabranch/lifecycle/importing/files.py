@@ -186,7 +186,7 @@ class AvroPart(FilePart):
             except Exception as error:
                 # A damaged file raises any error, of its codec too: bzip2's are OSErrors.
                 is_damage = "data stream" in str(error) or not isinstance(error, OSError)
-                if isinstance(error, AnabranchError) or not is_damage:
+                if isinstance(error, AnabranchError | MemoryError) or not is_damage:
                     raise
                 raise Refused(
                     f"read {self.path}: expected a complete Avro file, found {error!r}; remove it, "

@@ -4,7 +4,7 @@ import bz2
 import csv
 import gzip
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -19,10 +19,10 @@ import pytest
 from lakes import new_stream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from anabranch.common.errors import AnabranchError, Refused, Transient
+from anabranch.common.errors import Refused, Transient
 from anabranch.iceberg import other_tables
 from anabranch.iceberg.files import Stored
-from anabranch.iceberg.other_tables import Part
+from anabranch.iceberg.other_tables import FilePart, Part
 from anabranch.lifecycle.importing import files
 from anabranch.lifecycle.importing.files import maker, split_form
 
@@ -237,9 +237,16 @@ def test_avro_is_read_in_the_columns_of_the_stream(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("error", [OSError("connection reset"), Transient("busy")])
-def test_storage_that_does_not_answer_is_no_damage_of_avro(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | AnabranchError
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (OSError("connection reset"), Transient),
+        (Transient("busy"), Transient),
+        (MemoryError("no memory"), MemoryError),
+    ],
+)
+def test_what_else_fails_is_no_damage_of_avro(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, known: type[Exception]
 ) -> None:
     path = tmp_path / "a.avro"
     with path.open("wb") as file:
@@ -251,8 +258,17 @@ def test_storage_that_does_not_answer_is_no_damage_of_avro(
             raise error
 
     monkeypatch.setattr(files, "open_stream", lambda *_: nullcontext(Away()))
-    with pytest.raises(Transient):
+    with pytest.raises(known):
         list(part.iter_batches(2, NAMES))
+
+
+def test_a_lack_of_memory_is_no_damage_of_a_file() -> None:
+    class Large(FilePart):
+        def own_batches(self, *_: Any) -> Iterator[pa.RecordBatch]:
+            raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    with pytest.raises(MemoryError, match="malloc of size 64 failed"):
+        list(Large(PyArrowFileIO(), "a.orc", {}).iter_batches(2, NAMES))
 
 
 def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
