@@ -486,8 +486,8 @@ def drop(job: Job) -> list[str]:
             raise Refused(
                 f"stream {stream.name}: expected no hours that an operator keeps, found "
                 f"{holds[0].first} to {holds[0].last}, {holds[0].reason}; nothing was dropped; "
-                "release them with "
-                f"`anabranch hold {stream.name} {holds[0].first}..{holds[0].last} --release`"
+                f"release them with `anabranch hold {stream.name} "
+                f"{holds[0].first}..{holds[0].last} --release --why TEXT`"
             )
     done = []
     for name, table in tables.items():

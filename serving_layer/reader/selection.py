@@ -157,7 +157,7 @@ def _select_revision(
     if wanted.query is None:
         raise Refused(
             f"{what}: expected revision {revision.number} to be readable, found: "
-            f"{wanted.readable}; `anabranch history {stream.name} {revision.hour}` "
+            f"{wanted.readable}; `anabranch history {stream.name} --hour {revision.hour}` "
             "lists the readable ones"
         )
     if wanted.tag is None:
