@@ -41,6 +41,7 @@ from anabranch.protocol.ledger_row import (
     ranges_of,
     unexplained_counts,
 )
+from anabranch.protocol.retention import is_kept
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 
@@ -164,6 +165,8 @@ def hour_facts(
     served = state.served_by(hour)
     is_final = cut is not None and (cut.offsets == 0 or cut.topic_id == hour_words.IMPORTED)
     name = classify_hour(state, hour, bool(refusals), now)
+    # Decision 50: without the expired rows of its look-back, a restatement is refused.
+    has_lookback = is_kept(state, hour, stream.lookback_hours)
     return HourFacts(
         stream=stream.name,
         hour=hour,
@@ -202,7 +205,7 @@ def hour_facts(
         gone=gone,
         revisions=[d for d in history_rows(stream.table, rows, tags) if d.decision == "accepted"],
         query=hour_query(stream.table, hour) if name not in (*_UNKNOWN, "expired") else None,
-        rebuild=plan_rebuild(stream.name, hour, name, gone, is_final),
+        rebuild=plan_rebuild(stream.name, hour, name, gone, is_final) if has_lookback else None,
     )
 
 
@@ -547,6 +550,9 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
         commands.append(
             ("rebuild", "an expired hour is not rebuilt: its account stays in the ledger")
         )
+    elif facts.offsets and facts.state == "accepted":
+        why = "rows of its look-back have expired (keep.rows)"
+        commands.append(("rebuild", f"it cannot be rebuilt: {why}"))
     elif facts.state == "accepted":
         commands.append(("rebuild", "nothing to rebuild: it has no records"))
     if facts.state == "accepted":

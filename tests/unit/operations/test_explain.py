@@ -23,6 +23,7 @@ from proofs import (
     spoil,
     stage_rows,
 )
+from report_hours import an_expired_hour
 
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import explain
@@ -105,6 +106,14 @@ def test_a_restated_hour_and_a_refused_restatement(one: StreamLake, recorded: Re
     refused = {"served": "batch", "reason": "quality: no", "good": 1, "dead": 0}
     record(one, decide(HOUR, "refused", 3, BEFORE, LATER, **refused))
     recorded(sentences_of(one, HOUR))
+
+
+def test_an_hour_whose_look_back_has_expired_cannot_be_rebuilt(tmp_path: Path) -> None:
+    """The hazard: its restatement is refused, whatever the operator does."""
+    made = new_proof(tmp_path)
+    an_expired_hour(made)
+    text = sentences_of(made, NEXT)["rebuild"]
+    assert text == "it cannot be rebuilt: rows of its look-back have expired (keep.rows)"
 
 
 def test_an_hour_accepted_by_an_operator_and_from_several_sources(recorded: Recorded) -> None:
