@@ -261,11 +261,15 @@ class StreamFolder:
             if member is None
             else (member.found, member.creates)
         )
-        if known is not None and known[0] == stamp:
+        is_known = known is not None and known[0] == stamp
+        if known is not None and is_known and isinstance(known[1], Stream):
             return known
         try:
             stream = config.load_stream(name, self._conf) if member is None else _stream_of(member)
         except ConfigurationError as error:
+            # Read again each time: what the file lacks may be in another file, which has no stamp.
+            if known is not None and is_known and str(known[1]) == str(error):
+                return known
             LOG.warning("stream %s: file ignored: %s", name, error)
             return stamp, error, None
         LOG.info("stream %s: file loaded", name)

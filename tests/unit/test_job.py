@@ -38,6 +38,19 @@ def test_a_groups_file_that_is_no_yaml_for_a_moment_is_an_error(conf: Path) -> N
     assert kinds(folder.jobs()) == {"b": "job"}
 
 
+def test_what_a_file_lacks_elsewhere_may_come_later(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hazard: the file itself does not change, and its stream waits for a restart."""
+    write_stream(conf, "b", expectations="suite.yaml")
+    folder = StreamFolder(str(conf))
+    found = folder.jobs()["b"]
+    assert "expected the file" in str(found)
+    assert folder.jobs()["b"] is found and caplog.text.count("stream b: file ignored") == 1
+    (conf / "streams" / "suite.yaml").write_text("expectations: []")
+    assert kinds(folder.jobs())["b"] == "job"
+
+
 def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(conf: Path) -> None:
     """The hazard: a hundred streams held more connections than PostgreSQL accepts by default."""
     folder = StreamFolder(str(conf))
