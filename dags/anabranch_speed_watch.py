@@ -11,8 +11,9 @@ from anabranch_streams import Stream, default_args, streams
 
 LATE = "10 minutes"
 DOC = """\
-Fails when records of `{stream}` wait and the speed layer has published nothing for {late}. The
-batch layer serves the hours meanwhile. Its progress: `anabranch status {stream}`.
+Fails when records of `{stream}` wait and the speed layer has published nothing for {late}, and when
+jobs refuse its topic. The batch layer serves the hours meanwhile. Its progress:
+`anabranch status {stream}`.
 """
 
 

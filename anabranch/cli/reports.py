@@ -64,10 +64,11 @@ def status(
     anabranch status
     anabranch status game_events --late-after '10 minutes'
 
-    The exit code is 1 when the layers differ in an hour without an explanation; with --late-after
-    also when a record has waited and the position has not moved for that long. Several streams are
-    read concurrently, with a line for each; one that does not answer within 6 seconds is named, and
-    the exit code is 75. Of views, it prints how many accepted hours are precomputed.
+    The exit code is 1 when the layers differ in an hour without an explanation, or jobs refuse the
+    topic; with --late-after also when a record has waited and the position has not moved for that
+    long. Several streams are read concurrently, with a line for each; one that does not answer
+    within 6 seconds is named, and the exit code is 75. Of views, it prints how many accepted hours
+    are precomputed.
 
     --list reads only the configuration and the names of topics and tables. State `ready`: the
     stream has its table; `new`: it needs `anabranch apply`; `gone`: Kafka no longer has the topic
@@ -92,7 +93,8 @@ def status(
 
     def read(job: Job, note: Note) -> Report[views.StreamStatus]:
         view = views.status(job, late_after, note)
-        return Report(view, status_text(view), exit_code=bool(view.unexplained or view.late))
+        is_wrong = bool(view.unexplained or view.late or view.unreadable)
+        return Report(view, status_text(view), exit_code=is_wrong)
 
     if chosen.one is not None:
         return many.read_streams(chosen, read)
@@ -323,8 +325,7 @@ def status_text(view: StreamStatus) -> Text:
                 for v in view.views
             ],
         )
-    if view.late:
-        yield f"the speed layer is late: {view.late}"
+    yield from _late_words(view)
     for hour in view.too_many_dead:
         yield (
             f"hour {hour}: {view.dead_shares[hour].words} are dead letters, more than "
@@ -339,6 +340,8 @@ def status_text(view: StreamStatus) -> Text:
         yield f"hours {words}"
     if view.overdue is not None:
         yield overdue_words(view.overdue)
+    if view.unmaintained is not None:
+        yield f"maintenance is late: {view.unmaintained}; `anabranch maintain {view.stream}`"
     for hour in view.refused_restatements:
         yield (
             f"hour {hour}: its restatement was refused, the previous revision is served; "
@@ -366,15 +369,21 @@ def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
     )
     yield Table(columns, [_status_cells(name, view) for name, view in views.items()])
     for name, view in views.items():
-        if view.late:
-            yield f"{name}: the speed layer is late: {view.late}"
+        yield from (f"{name}: {words}" for words in _late_words(view))
+
+
+def _late_words(view: StreamStatus) -> Text:
+    if view.unreadable:
+        yield f"the jobs do not read the topic: {view.unreadable}"
+    elif view.late:
+        yield f"the speed layer is late: {view.late}"
 
 
 def _lag(view: StreamStatus, lag: object) -> object:
     if view.topic_missing:
         return "no such topic"
-    # The offsets of another topic have nothing to do with the position.
-    return "topic recreated" if view.topic_recreated else lag
+    # The offsets of another log have nothing to do with the position.
+    return "topic recreated" if view.topic_recreated else "log cut off" if view.unreadable else lag
 
 
 def _status_cells(name: str, view: StreamStatus) -> list[object]:

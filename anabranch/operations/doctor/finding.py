@@ -74,6 +74,8 @@ class Issue(StrEnum):
     LATE = "stream.late"
     BACKLOG = "stream.backlog"
     OVERDUE = "stream.overdue"
+    MAINTENANCE = "stream.maintenance"
+    EGRESS = "stream.egress"
     LEDGER = "stream.ledger"
     LOST_FILE = "stream.lost-file"
     REGISTRY_AWAY = "registry.away"

@@ -32,11 +32,13 @@ _AUDITED = 3
 @dataclass(frozen=True)
 class StreamFacts:
     """Facts about a stream. `disagreements`: differences between ledger and files by hour, for the
-    newest hours only. `lost`: files that storage lacks, on every branch."""
+    newest hours only. `lost`: files that storage lacks, on every branch. `undelivered`: the number
+    of hours that each target of egress lacks."""
 
     status: StreamStatus
     disagreements: Mapping[str, Sequence[str]]
     lost: Lost = field(default_factory=Lost)
+    undelivered: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
@@ -51,26 +53,33 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
             else None
         )
         lost = find_lost(job, load_state(job.lake, stream.table))
+        waiting = undelivered(job, view)
     gone = {one.hour for one in lost.served}
     by_hour: dict[str, list[str]] = {}
     for disagreement in counted.disagreements if counted is not None else ():
         if disagreement.hour not in gone:
             by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
-    return StreamFacts(view, by_hour, lost)
+    return StreamFacts(view, by_hour, lost, waiting)
+
+
+def undelivered(job: Job, view: StreamStatus) -> dict[str, int]:
+    """Return how many accepted hours each target lacks. Raises Transient."""
+    if not job.stream.egress:
+        return {}
+    from serving_layer.egress import undelivered_hours
+
+    waiting = {target.name: undelivered_hours(job, target) for target in job.stream.egress}
+    return {name: len(view.hours if hours is None else hours) for name, hours in waiting.items()}
 
 
 @listed
 def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
     view, name = facts.status, stream.name
-    if view.topic_recreated:
-        expected = f"topic {view.topic} with the id {view.topic_id}"
-        yield error(
-            Issue.TOPIC_RECREATED,
-            name,
-            expected,
-            "another id, so it was recreated",
-            f"anabranch adopt {name}",
-        )
+    # Kafka's check names a topic that is missing.
+    if view.unreadable is not None and not view.topic_missing:
+        expected = f"topic {view.topic} with the id {view.topic_id} and what was read of it"
+        remedy = f"anabranch adopt {name}"
+        yield error(Issue.TOPIC_RECREATED, name, expected, view.unreadable, remedy)
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
@@ -110,7 +119,7 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
             f"{count:,} with other content",
             f"anabranch explain {name} {hour} --rows",
         )
-    if view.late and view.speed_has_begun:
+    if view.late and view.speed_has_begun and view.unreadable is None:
         # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.
         kind, promised = (
             (error, f" within {stream.slo.fresh}")
@@ -119,10 +128,9 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
         )
         expected = f"a speed layer without lag{promised}"
         yield kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}")
-    waiting = [*view.backlog, *view.to_seal]
-    if len(waiting) > MAY_WAIT:
-        expected = f"at most {MAY_WAIT} hours waiting for the batch layer"
-        found = f"{len(waiting)}, from {min(waiting)} on"
+    if view.is_behind:
+        expected = f"no hour waiting for the batch layer for more than {MAY_WAIT} hours"
+        found = f"{len(view.undecided)} waiting, from {view.undecided[0]} on"
         yield warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}")
     if view.overdue is not None:
         expected = "hours to expire within a day after keep.rows"
@@ -130,6 +138,14 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
             "" if view.overdue.reason is None else " --dry-run"
         )
         yield warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy)
+    if view.unmaintained is not None:
+        expected, remedy = "maintenance of all steps each day", f"anabranch maintain {name}"
+        yield warning(Issue.MAINTENANCE, name, expected, view.unmaintained, remedy)
+    for target, hours in facts.undelivered.items():
+        if hours > MAY_WAIT:
+            expected = f"at most {MAY_WAIT} hours waiting for target {target}"
+            remedy = f"anabranch egress {name} --target {target}"
+            yield warning(Issue.EGRESS, name, expected, f"{hours} accepted hours", remedy)
 
 
 def _lost_files(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:

@@ -58,19 +58,24 @@ class StreamLine:
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
-    """Return a stream's most important condition. Pure."""
+    """Return a stream's most important condition: what must not wait, by the run-books, before what
+    may wait until the morning. Pure."""
     name = view.stream
     doctor = f"anabranch doctor {name}"
+    is_new = not view.speed_has_begun and view.newest_accepted is None and view.lag.offsets > 0
     if view.topic_missing:
         return Condition("no topic", "✕", True, f"Kafka has no topic {view.topic}", doctor)
-    if view.topic_recreated:
-        return Condition(
-            "recreated", "✕", True, "the topic was recreated", f"anabranch adopt {name}"
-        )
+    if view.unreadable is not None:
+        word = "recreated" if view.topic_recreated else "log cut off"
+        return Condition(word, "✕", True, view.unreadable, f"anabranch adopt {name}")
     if view.unexplained:
         hour, left = next(iter(view.unexplained.items()))
         why = f"nothing explains {unexplained_words(left)} in {hour}"
         return Condition("differs", "≠", True, why, f"anabranch explain {name} {hour} --rows")
+    if view.late and not is_new:
+        return Condition("late", "!", True, view.late, doctor)
+    if not is_new and (near := status.retention_reason(view, as_of)) is not None:
+        return Condition("retention near", "!", True, near, doctor)
     for word, hours in (
         ("refused", view.refused),
         ("restatement refused", view.refused_restatements),
@@ -82,19 +87,19 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
         hour = view.too_many_dead[-1]
         why = f"{view.dead_shares[hour].words} of {hour}"
         return Condition("dead letters", "!", True, why, f"anabranch dead-letters {name}")
-    if not view.speed_has_begun and view.newest_accepted is None and view.lag.offsets:
+    if is_new:
         why = f"no job has published yet, and {view.lag.offsets:,} offsets wait"
         return Condition("new", "○", view.late is not None, why, f"anabranch speed {name}")
-    if view.late:
-        return Condition("late", "!", True, view.late, doctor)
+    if view.is_behind:
+        why = f"{len(view.undecided)} hours wait for the batch layer, from {view.undecided[0]} on"
+        return Condition("waiting", "…", True, why, f"anabranch batch {name}")
+    if view.unmaintained is not None:
+        return Condition("maintenance", "!", True, view.unmaintained, f"anabranch maintain {name}")
+    # Last: an hour's account keeps its loss for good, and would hide every later fault.
     if view.lost:
         why = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
-        return Condition("lost offsets", "!", True, why, doctor)
-    if (near := status.retention_reason(view, as_of)) is not None:
-        return Condition("retention near", "!", True, near, doctor)
-    if len(view.backlog) > status.MAY_WAIT or len(view.to_seal) > status.MAY_WAIT:
-        why = f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild"
-        return Condition("waiting", "…", True, why, f"anabranch batch {name}")
+        command = f"anabranch explain {name} {max(view.lost)}"
+        return Condition("lost offsets", "!", True, why, command)
     return Condition("in order", "✓", False)
 
 

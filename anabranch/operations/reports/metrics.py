@@ -308,8 +308,8 @@ READ: tuple[Row[Readings], ...] = (
     ),
     Row(
         "topic_recreated",
-        "Whether the topic was deleted and recreated.",
-        lambda r: r.status.topic_recreated,
+        "Whether jobs refuse to read the topic: recreated, missing, or its log lost its end.",
+        lambda r: r.status.unreadable is not None,
     ),
     Row(
         "retention_seconds",

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch import config
 from anabranch.common.deadline import KAFKA, LAKE, Note
+from anabranch.common.errors import PositionError
 from anabranch.config import Stream
 from anabranch.iceberg.manifests import HourContent, content_by_hour
 from anabranch.iceberg.snapshots import head, heads, last_publish, made_at, published_since, total
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size, to_keys
+from anabranch.operations.reports.maintenance import Maintenance, last_run_words
 from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import (
@@ -31,11 +33,11 @@ from anabranch.protocol.ledger_row import (
     ranges_of,
     unexplained_counts,
 )
-from anabranch.protocol.measured import MEASURED, read_measured
+from anabranch.protocol.measured import MEASURED, read_measured, read_runs
 from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.registers import Expired, Hold
 from anabranch.protocol.retention import Overdue, find_overdue
-from anabranch.protocol.state import POSITION, State, check_topic, load_state
+from anabranch.protocol.state import POSITION, State, check_log_end, check_topic, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
+
+# As deploy/prometheus/alerts.yml.
+_MAINTAINED_WITHIN = timedelta(days=2)
 
 MAY_WAIT = 2
 """Number of hours that may wait for sealing or rebuilding without an alert
@@ -88,6 +93,7 @@ class Lag:
 class StreamStatus:
     """The state of a stream.
 
+    `unreadable`: why both jobs refuse to read the topic; None if they read it, or never did.
     `late`: why the speed layer is late; None if it is not, or was not checked. `newest_accepted`:
     the newest accepted hour; `accepted_at`: its first acceptance, if the ledger has it;
     `complete_through`: the last hour that is accepted together with all earlier ones; all None
@@ -97,7 +103,8 @@ class StreamStatus:
     hour; None if not counted. `refused_restatements`: accepted hours whose newest restatement was
     refused, until one is accepted or an operator sets the serving layer. `holds`: the hours that
     operators keep beyond their time. `expired`: the hours whose rows have expired (`expired_hours`
-    counts them). `overdue`: the hours that should have expired. `hours`: the sealed hours that the
+    counts them). `overdue`: the hours that should have expired. `unmaintained`: how the last
+    maintenance ended, if none completed for two days. `hours`: the sealed hours that the
     table lists individually; all older ones are accepted and served by batch. `speed_has_begun`:
     whether the speed layer ever published. `newest_counts`: those of the newest accepted hour, if
     the ledger has them. `dead_shares`: the dead letters of the hours that are not accepted, as
@@ -142,11 +149,25 @@ class StreamStatus:
     conflicts: Mapping[str, int] = field(default_factory=dict)
     views: Sequence[FilledView] = ()
     topic_missing: bool = False
+    unreadable: str | None = None
+    unmaintained: str | None = None
 
     @property
     def running_dead_share(self) -> HourShare | None:
         """The dead letters of the newest hour with records that is not accepted."""
         return self.dead_shares[max(self.dead_shares)] if self.dead_shares else None
+
+    @property
+    def undecided(self) -> list[str]:
+        """The ended hours that are neither accepted nor refused, oldest first."""
+        refused = {*self.refused}
+        return [hour for hour in (*self.backlog, *self.to_seal) if hour not in refused]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the batch layer is behind: one hour whose rebuild fails each time is enough."""
+        running = hour_words.shift(self.open_hour, len(self.to_seal))
+        return any(hour_words.shift(hour, MAY_WAIT) < running for hour in self.undecided)
 
     @property
     def expired_hours(self) -> int:
@@ -310,6 +331,7 @@ def status_of(
     has_begun = _has_speed_begun(state)
     # Where only the batch layer runs, records of the running hour are not late, unless promised.
     may_be_late = has_begun or newest is None or job.stream.slo.fresh is not None
+    unreadable = _why_unreadable(state, topic, ends, job.stream.topic)
     since = published_since(state.table, "speed", POSITION)
     publishes = {branch: last_publish(state.table, branch) for branch in ("speed", "batch", "main")}
     letters = job.lake.load(job.stream.dead_letters_table)
@@ -329,8 +351,10 @@ def status_of(
         position=dict(sorted(state.position.offsets.items())),
         position_since=since,
         speed_has_begun=has_begun,
-        late=late_reason(size(lag), since, waiting, late_after, now)
-        if late_after is not None and may_be_late
+        unreadable=unreadable,
+        late=unreadable
+        or (late_reason(size(lag), since, waiting, late_after, now) if may_be_late else None)
+        if late_after is not None
         else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
         last_publish={b: made_at(s) if s is not None else None for b, s in publishes.items()},
@@ -359,10 +383,30 @@ def status_of(
         holds=state.holds.holds,
         expired=state.expired,
         overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
+        unmaintained=_why_unmaintained(state, now),
         dead_shares=shares,
         conflicts={h: n for h in (*backlog, newest) if h in rows and (n := rows[h].conflicts)},
         too_many_dead=[h for h, s in shares.items() if is_too_many(s.dead, s.records, most_dead)],
     )
+
+
+def _why_unreadable(state: State, topic: Topic | None, ends: Offsets, name: str) -> str | None:
+    """Return why a job ends that reads the topic, if the stream has read it before. Pure."""
+    if not state.position.topic_id:
+        return None
+    try:
+        check_log_end(check_topic(state.position, topic, name), ends, name)
+    except PositionError as error:
+        return str(error)
+    return None
+
+
+def _why_unmaintained(state: State, now: datetime) -> str | None:
+    """Return how the last run of maintenance ended, if none completed in time. Pure."""
+    found = Maintenance(read_runs(state.table.properties))
+    complete = found.complete
+    since = complete.ended if complete else hour_words.start_of(state.timeline.first)
+    return last_run_words(found) if now - since > _MAINTAINED_WITHIN else None
 
 
 def _has_speed_begun(state: State) -> bool:

@@ -331,15 +331,22 @@ def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"topic_recreated": True}, {Issue.TOPIC_RECREATED: "error"}),
+        ({"unreadable": "another id", "late": "another id"}, {Issue.TOPIC_RECREATED: "error"}),
+        ({"unreadable": "none", "topic_missing": True, "late": "none"}, {}),
         ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Issue.UNEXPLAINED: "error"}),
         ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Issue.REFUSED: "warning"}),
         ({"late": "5 offsets wait"}, {Issue.LATE: "warning"}),
         ({"late": "5 offsets wait", "speed_has_begun": False}, {}),
         ({"refused_restatements": ["2026-11-21T05"]}, {Issue.REFUSED: "warning"}),
-        ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Issue.BACKLOG: "warning"}),
-        ({"backlog": ["a"], "to_seal": ["b"]}, {}),
+        (
+            {"backlog": ["2026-11-21T11"], "to_seal": ["2026-11-21T12", "2026-11-21T13"]},
+            {Issue.BACKLOG: "warning"},
+        ),
+        ({"backlog": ["2026-11-21T11"], "to_seal": ["2026-11-21T12"]}, {}),
+        # One hour that fails at each run, between accepted ones.
+        ({"backlog": ["2026-11-21T09"]}, {Issue.BACKLOG: "warning"}),
         ({"overdue": Overdue(3, "2026-11-01T00", None)}, {Issue.OVERDUE: "warning"}),
+        ({"unmaintained": "no run recorded"}, {Issue.MAINTENANCE: "warning"}),
     ],
 )
 def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Issue, str]) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import time_machine
 import yaml
+from brokers import Broker
 from click.testing import CliRunner, Result
 from conf_folders import write_environment, write_stream
-from lakes import StreamLake, new_environment, new_stream
-from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof
+from lakes import StreamLake, new_environment, new_lake, new_stream
+from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof, read
 from proofs import NOW as START
 from report_hours import LATER, kafka
 
@@ -22,10 +23,13 @@ from anabranch.cli.report import Table
 from anabranch.cli.reports import statuses_text
 from anabranch.config import Slo
 from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
-from anabranch.offsets.position import Topic
+from anabranch.offsets.position import Position
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
 from anabranch.protocol.ledger import LEDGER_SCHEMA
+from anabranch.protocol.measured import MaintenanceRun, record_run
+from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import State
 from anabranch.protocol.watermarks import waiting_since
 
@@ -108,19 +112,56 @@ def viewed(one: StreamLake, end: int, **slo: timedelta) -> StreamStatus:
 
 @time_machine.travel(LATER, tick=False)
 @pytest.mark.parametrize(
-    ("topic", "lag"),
-    [(None, "no such topic"), (Topic("events", "another", (0, 1)), "topic recreated")],
+    ("id", "end", "lag"),
+    [(None, 4, "no such topic"), ("another", 4, "topic recreated"), ("t", 3, "log cut off")],
 )
-def test_a_topic_that_is_not_the_streams_is_named(
-    topic: Topic | None, lag: str, tmp_path: Path
+def test_a_topic_that_jobs_refuse_to_read_is_named(
+    id: str | None, end: int, lag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: by a wrong name of its topic, or after another took its name, a stream has no
-    lag, and is in order."""
-    asked = SimpleNamespace(**vars(kafka()) | {"describe": lambda name, confirmed: topic})
-    view = status(replace(job(of_batch_alone(tmp_path)), kafka=asked))  # type: ignore[arg-type]
-    assert (view.topic_missing, view.topic_recreated) == (topic is None, topic is not None)
+    """The hazard: by a wrong name of its topic, after another took its name, or after an unclean
+    election, both jobs have ended, and a stream has no lag, and is in order."""
+    one = new_proof(tmp_path)
+    read(one, [event(0, o, HOUR) for o in range(4)], {0: 4})
+    of = replace(job(one), kafka=Broker(id, {0: [0] * end, 1: []}).adapter)
+    view = status(of, PATIENCE)
+    assert (view.topic_missing, view.topic_recreated) == (id is None, id == "another")
+    assert view.unreadable is not None and view.late == view.unreadable
     [table] = [one for one in statuses_text({"events": view}) if isinstance(one, Table)]
     assert next(iter(table.rows))[1] == lag
+    monkeypatch.setattr("anabranch.job.open_job", lambda *_: of)
+    done = CliRunner().invoke(main, ["status", "events"])
+    assert done.exit_code == 1, done.output
+    assert f"the jobs do not read the topic: {view.unreadable}" in done.output
+
+
+@time_machine.travel(LATER, tick=False)
+def test_a_topic_that_is_not_there_yet_is_not_late(tmp_path: Path) -> None:
+    one = new_lake(tmp_path, 2)
+    one.land(Publish(new_id(), (Change("speed"),), one.state().timeline, Position("", {})))
+    view = status(replace(job(one), kafka=Broker(None).adapter), PATIENCE)
+    assert (view.topic_missing, view.unreadable, view.late) == (True, None, None)
+
+
+def test_maintenance_that_completes_no_run_for_two_days_is_late(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    of = replace(job(one), kafka=Broker(log={0: []}).adapter)
+    began = START - timedelta(hours=2)
+
+    def words(after: timedelta) -> str | None:
+        with time_machine.travel(began + after, tick=False):
+            return status(of).unmaintained
+
+    def record(after: timedelta, **failed: str) -> None:
+        at = began + after
+        record_run(one.lake, one.name, MaintenanceRun(at, at, 0, {}, failed))
+
+    day = timedelta(days=1)
+    assert words(2 * day) is None
+    assert words(2.1 * day) == "no run recorded"
+    record(2.2 * day)
+    assert words(4.1 * day) is None
+    record(3.2 * day, orphans="S3 did not answer")
+    assert "steps failed" in str(words(4.3 * day)) and "S3 did not" in str(words(4.3 * day))
 
 
 @time_machine.travel(LATER, tick=False)

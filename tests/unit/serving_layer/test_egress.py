@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from accepted_hours import HOURS, accept, erase, expire, four_hours
+from brokers import Broker
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
+from run_books import printed
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step
@@ -25,6 +27,9 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.operations.doctor import streams
+from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.reports.status import status
 from anabranch.protocol import acts, deliveries
 from anabranch.protocol.deliveries import Delivery
 from serving_layer import egress as room
@@ -191,6 +196,23 @@ def test_a_change_back_to_the_delivered_content_is_done_with(lake: StreamLake) -
     assert (again.delivery_id, again.files) == (before.delivery_id, 1)
     assert room.undelivered_hours(job, target) == set()
     assert run(lake.folder) == []
+
+
+def test_the_doctor_names_a_target_that_waits(lake: StreamLake) -> None:
+    for hour in HOURS[:3]:
+        accept(lake, hour, 3)
+    job = replace(job_of(lake.folder), kafka=Broker(log={0: [0] * 40}).adapter)
+
+    def remedies() -> list[str]:
+        view = status(job)
+        facts = streams.StreamFacts(view, {}, undelivered=streams.undelivered(job, view))
+        found = streams.findings(job.stream, facts)
+        return [finding.remedy for finding in found if finding.check is Issue.EGRESS]
+
+    command = printed("anabranch egress STREAM --target NAME", STREAM="events", NAME="export")
+    assert remedies() == [command]
+    run(lake.folder)
+    assert remedies() == []
 
 
 def test_a_delivery_whose_answer_was_lost_is_recorded_once(
