@@ -476,9 +476,8 @@ def _signed(value: int) -> int:
 
 class _Enum:
     def __init__(self, enum: Any) -> None:
-        self.names: dict[int, str] = {
-            number: one.name for number, one in enum.values_by_number.items()
-        }
+        # Of several names of a number, the first is its name in Protobuf's JSON.
+        self.names: dict[int, str] = {one.number: one.name for one in reversed(enum.values)}
         self._enum = enum.name
 
     def __call__(self, number: int) -> str:

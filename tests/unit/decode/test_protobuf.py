@@ -375,7 +375,7 @@ message Old {
   optional group Extra = 4 { optional int32 n = 1; } map<string, Level> by_name = 5; optional In inner = 6;
   message In { optional Level level = 1; }
 }
-enum Level { NONE = 0; LOW = 1; HIGH = 2; }
+enum Level { option allow_alias = true; NONE = 0; LOW = 1; HIGH = 2; TOP = 2; }
 """
 OLD_DDL = "id STRING, level STRING, levels ARRAY<STRING>, extra STRUCT<n: INT>, by_name MAP<STRING, STRING>, inner STRUCT<level: STRING>"  # fmt: skip
 
