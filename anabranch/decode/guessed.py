@@ -44,7 +44,7 @@ _CLOCK = re.compile(
 _DATES = (
     *("%Y/%m/%d", "%Y-%m-%d", "%Y.%m.%d", "%d.%m.%Y", "%d/%b/%Y", "%d-%b-%Y", "%d %b %Y"),
     *("%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%a, %d %b %Y", "%d/%m/%Y", "%m/%d/%Y"),
-    *("%d-%m-%Y", "%m-%d-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y"),
+    *("%d-%m-%Y", "%m-%d-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%y/%m/%d"),
 )
 _WHOLE = (
     *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S UTC %Y"),
@@ -286,11 +286,13 @@ def _of_digits(texts: Sequence[str], name: str) -> str:
 def _of_pattern(patterns: Sequence[str], texts: Sequence[str]) -> Guess | None:
     """Return a time by the pattern that reads all texts; STRING if two read them as different
     times, None if none does."""
-    found: dict[tuple[str | None, ...], str] = {}
+    found: dict[tuple[object, ...], str] = {}
     for pattern in patterns:
         kind = "timestamp" if parse_pattern(pattern).has_clock else "date"
         if _read(texts, kind, Notation(pattern=pattern)):
-            found.setdefault(tuple(parse_pattern(pattern).iso(text) for text in texts), pattern)
+            # 11/11 is one day by both, and tomorrow is not.
+            of = pattern.find("%d") < pattern.find("%m"), *map(parse_pattern(pattern).iso, texts)
+            found.setdefault(of, pattern)
     if not found:
         return None
     if len(found) > 1:
