@@ -733,25 +733,36 @@ def _part(pattern: str, kind: str = "STRING") -> tuple[str, str]:
     return text, kind
 
 
-_ACCESS = r'\S+ \S+ .*?\[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "'
-_TIME = r"^\W{0,2}(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?)"
+_STAMP = r"\[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]"
+# Before the client may be the name and port of a virtual host.
+_HOST = r"^(?:[^\s:]+:\d+ )?"
+# Clients choose the quoted texts, which contain quotes with a backslash.
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_REQUEST = rf"\] {_QUOTED} "
+_SENT = rf"{_REQUEST}\d{{3}} \S+ "
+_TIME = (
+    r"^\W{0,2}(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d(?::?\d\d)?\b)?)"
+    r"[\])]?"
+)
+# What would make it another time than one of UTC.
+_ZONE = r" \(?(?:[A-FH-Z][A-Z]{0,2}T|G[A-LN-Z]T|MS[KD]|WIB|WITA|[AaPp][Mm])\b"
 FORMS = (
     Form(
         "an access log",
-        re.compile(_ACCESS),
+        re.compile(rf'{_HOST}\S+ \S+ \S.*? {_STAMP} "'),
         {
-            "client": _part(r"^(\S+)"),
-            "user_name": _part(r"^\S+ \S+ (.*?) \["),
+            "client": _part(rf"{_HOST}(\S+) \S+ \S.*? {_STAMP} "),
+            "user_name": _part(rf"{_HOST}\S+ \S+ (\S.*?) {_STAMP} "),
             "ts": (
-                r"try_strptime(regexp_extract(value, '\[(.*?)\]', 1), '%d/%b/%Y:%H:%M:%S %z')",
+                rf"try_strptime(regexp_extract(value, '{_STAMP}'), '[%d/%b/%Y:%H:%M:%S %z]')",
                 "TIMESTAMP",
             ),
             "method": _part(r'\] "([A-Z]+) '),
             "path": _part(r'\] "[A-Z]+ (\S+)'),
-            "status": _part(r'" (\d{3}) ', "INT"),
-            "bytes": _part(r'" \d{3} (\d+)', "BIGINT"),
-            "referer": _part(r'" \d{3} \S+ "(.*?)"'),
-            "agent": _part(r'" \d{3} \S+ ".*?" "(.*?)"'),
+            "status": _part(rf"{_REQUEST}(\d{{3}}) ", "INT"),
+            "bytes": _part(rf"{_REQUEST}\d{{3}} (\d+)", "BIGINT"),
+            "referer": _part(rf'{_SENT}"((?:[^"\\]|\\.)*)"'),
+            "agent": _part(rf'{_SENT}{_QUOTED} "((?:[^"\\]|\\.)*)"'),
         },
         "ts",
     ),
@@ -778,12 +789,12 @@ FORMS = (
     ),
     Form(
         "a log that begin with a time, UTC without a zone",
-        # The name of a zone would not be read.
-        re.compile(rf"{_TIME}[\])]? (?!(?!GMT)[A-Z]{{1,3}}T\b).*[A-Za-z]"),
+        re.compile(rf"{_TIME}(?!{_ZONE}) .*[A-Za-z]"),
         {
             "ts": (
-                f"TRY_CAST(regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', "
-                r"'.-'), ' ([+-])', '\1') AS TIMESTAMPTZ)",
+                f"CASE WHEN NOT regexp_matches(value, '{_TIME}{_ZONE}') THEN TRY_CAST("
+                f"regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', '.-'), "
+                r"' ([+-])', '\1') AS TIMESTAMPTZ) END",
                 "TIMESTAMP",
             )
         },

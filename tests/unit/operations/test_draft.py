@@ -396,6 +396,12 @@ def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
                 "bytes": 512, "referer": "-", "agent": "curl/8 (x, y)",
             },
         ),
+        # What a client sends may look like a status, and contain quotes; before it may be a host.
+        (
+            [r'www.a.b:443 10.0.0.1 - b b [28/Nov/2026:10:00:00 +0000] "GET /\" 404 5 HTTP/1.1" 200 7 "-" "a \"b\" c"'],
+            {"client": "10.0.0.1", "user_name": "b b", "ts": TEN, "status": 200, "bytes": 7, "referer": "-", "agent": r'a \"b\" c'},
+        ),
+        (['10.0.0.1:80 - - [28/Nov/2026:10:00:00 +0000] "" 400 -'], {"client": "10.0.0.1:80", "user_name": "-", "status": 400}),
         (
             ['::1 - - [28/Nov/2026:10:00:00 +0000] "-" 408 -', "broken"],
             dict.fromkeys(("method", "path", "bytes", "agent")) | {"client": "::1", "status": 408, "ts": TEN},
@@ -409,6 +415,13 @@ def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
             {"priority": None, "time_text": "Nov  8 10:00:00", "host": "web-1", "program": "sshd"},
         ),
         (["2026-11-28 10:00:00,123 INFO a message", "2026-11-28 10:00:00,123 INFO b"], {}),
+        (["2026-11-28 18:00:00.000 +08 [12] LOG: a"], {"ts": TEN}),
+        (["2026-11-28 10:00:00.000 GMT [12] LOG: a", "2026-11-28 10:00:00 UTC a"], {"ts": TEN}),
+        # Of other zones a log may have few lines, and most at another time of the year.
+        *(
+            ([f"2026-11-28 10:00:00 {zone} a", *["2026-11-28 10:00:00 a"] * 2], {"ts": None})
+            for zone in ("BST", "CEST", "MSK", "(CET)", "PM")
+        ),
         (['[{"a": 1}, {"a": 2}]'], {}),
         (["just words, and more"], {}),
     ],
