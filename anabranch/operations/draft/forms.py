@@ -266,7 +266,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
             "values begin with a zero byte, as with a schema registry: set registry.url to the one "
             "that has their ids, of four bytes"
         )
-    if _ID_HEADER in headers_in_all(records)[1]:
+    if _ID_HEADER in headers_found(records)[1]:
         comment = (
             f"the schema's id is in the header {_ID_HEADER}: let the producer write it before the "
             "payload (value.schema.id.serializer)"
@@ -465,12 +465,12 @@ def add_metadata(
     """Select the attributes of CloudEvents in headers (binary mode), and the records' keys if their
     values lack them. `value_of` reads a value."""
     columns = Sketch(columns=list(sketch.columns))
-    headers, shared = headers_in_all(records)
+    headers, sent_names = headers_found(records)
     found = list[object]()
     if has_events(records):
-        names = {of: columns.add(STRING, of) for of in shared if of.startswith("ce_")}
+        names = {of: columns.add(STRING, of) for of in sent_names if of.startswith("ce_")}
         for header, name in names.items():
-            texts = [of[header].decode(errors="replace") for of in headers]
+            texts = [of[header].decode(errors="replace") for of in headers if header in of]
             if header == "ce_time" and _is_time(guess(texts)):
                 found.append({name: {"sql": _HEADER_TIME, "type": "TIMESTAMP"}})
                 sketch.time = name
@@ -488,7 +488,7 @@ def add_metadata(
             )
     if found:
         sketch.select = [*(column.name for column in sketch.columns), *found]
-    if others := [name for name in shared if not name.startswith("ce_")]:
+    if others := [name for name in sent_names if not name.startswith("ce_")]:
         sketch.comments.append(
             f"Headers are in no column; `select` reads them: {', '.join(others[:10])}"
         )
@@ -496,14 +496,14 @@ def add_metadata(
 
 def has_events(records: pa.RecordBatch) -> bool:
     """Return whether all headers have what makes a record a CloudEvent, in binary mode."""
-    return {"ce_id", "ce_source"} <= set(headers_in_all(records)[1])
+    headers, _ = headers_found(records)
+    return bool(headers) and all({"ce_id", "ce_source"} <= of.keys() for of in headers)
 
 
-def headers_in_all(records: pa.RecordBatch) -> tuple[list[dict[str, bytes]], list[str]]:
-    """Return the headers of each record, and the names in all."""
+def headers_found(records: pa.RecordBatch) -> tuple[list[dict[str, bytes]], list[str]]:
+    """Return the headers of each record, and the names in any."""
     headers = [dict(_pairs(of)) for of in headers_of(records.column("headers")).to_pylist()]
-    counts = Counter(name for of in headers for name in of)
-    return headers, sorted(name for name, n in counts.items() if n == len(headers))
+    return headers, sorted({name for of in headers for name in of})
 
 
 def _is_time(of: Guess | None) -> bool:

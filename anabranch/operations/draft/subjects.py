@@ -231,7 +231,7 @@ def _of_version(
                 sketch.comments.append(f"Left out: {cause}")
     parts = {"columns": columns_mapping(declared.columns), "exclude": excluded}
     sketch.schema = {key: value for key, value in parts.items() if value} or "registry"
-    if names := forms.headers_in_all(records)[1][:10]:
+    if names := forms.headers_found(records)[1][:10]:
         sketch.comments.append(f"Headers {SELECTED}: {', '.join(names)}")
     return sketch
 

@@ -474,6 +474,15 @@ def test_cloud_events() -> None:
     assert (file["key"], file["event_time"]) == (["ce_source", "ce_id"], {"column": "ce_time"})
     assert rows == [{"n": 1, "ce_id": "1", "ce_source": "/s", "ce_time": TEN}]
     assert "# Headers are in no column; `select` reads them: trace" in draft.file
+    # Some events have more than others.
+    draft, rows = drafted(
+        [{"n": 1}] * 2, headers=[headers, [*headers[:2], ("ce_x", b"y"), ("z", b"")]]
+    )
+    assert [row["ce_x"] for row in rows] == [None, "y"] and [row["ce_time"] for row in rows] == [
+        TEN,
+        None,
+    ]
+    assert "`select` reads them: z" in draft.file
 
 
 @pytest.mark.parametrize("value", [b"\0\4o0\0", b"words", b"2026-11-28 10:00:00 INFO words"])
