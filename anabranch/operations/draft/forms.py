@@ -330,7 +330,7 @@ def _change(one: Object) -> Object | None:
     is_one = (
         isinstance(change, Mapping)
         and str(change.get("op")) in _OPERATIONS
-        and bool({"before", "after"} & change.keys())
+        and (bool({"before", "after"} & change.keys()) or change["op"] == "t")
         and ("source" in change or "ts_ms" in change)
     )
     return change if is_one else None

@@ -537,6 +537,10 @@ def test_debezium_without_schema() -> None:
     }
     assert [row["op"] for row in rows] == ["c", "u", "d", None]
     assert [row["source_lsn"] for row in rows] == [42, 43, 44, None]
+    # After a truncation no row is named.
+    gone = {"op": "t", "source": {"lsn": 45, "ts_ms": 1795860000000}, "ts_ms": 1795860000500}
+    _, rows = drafted([*values, gone], keys=[*[KEY] * 3, None])
+    assert rows[3] == dict.fromkeys(rows[0]) | {"op": "t", "source_lsn": 45, "source_ts": TEN}
 
 
 def test_debezium_with_schema() -> None:
