@@ -15,7 +15,8 @@ Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/
 | DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it;
   p - s does not count for decimals of more than 38 digits, of which many writers have no others |
 | ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
-| STRUCT<member0: …, member1: …> | a union, its types without null in their order |
+| STRUCT<member0: …, member1: …> | a union, its types without null in their order; of a whole value,
+  these are columns |
 
 A column with a unit takes int, long, double (as its shortest decimal) and string, one with a
 pattern string, a number with a decimal sign string too (`anabranch.decode.notations`). A logical
@@ -40,7 +41,7 @@ import pyarrow as pa
 from anabranch.config.columns import MOST_DIGITS, ROW, Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
-from anabranch.decode.avro_names import Incompatible, Node, parse
+from anabranch.decode.avro_names import Incompatible, Node, parse, record_of
 from anabranch.decode.inputs import WriterSchema, split
 from anabranch.decode.notations import words
 from anabranch.decode.values import (
@@ -83,9 +84,8 @@ class Plan:
     """How the values of one writer's schema are read. Raises Incompatible."""
 
     def __init__(self, text: str, columns: Sequence[Column]) -> None:
-        writer = parse(text)
-        if writer.kind != "record":
-            raise Incompatible(f"expected a record, found {writer.kind}")
+        root = parse(text)
+        writer = record_of(root)
         self._has_rows = any(column.field[0] == ROW for column in columns)
         if self._has_rows:
             writer = _with_row(writer)
@@ -102,18 +102,26 @@ class Plan:
         if not self._columns:
             fields = ", ".join(".".join(column.field) for column in columns)
             raise Incompatible(f"expected a field of {fields}, found none")
-        self.over_batch = None if self._has_rows else plan_fields(writer, columns)
-        self._value = value_reader(parse(text))
+        is_plain = root.kind == "record" and not self._has_rows
+        self.over_batch = plan_fields(writer, columns) if is_plain else None
+        self._value = value_reader(root)
 
     def read(self, payload: bytes) -> tuple[dict[str, Any], dict[str, Unreadable]]:
         """Return a value's columns, and the errors of those of another type. Raises Malformed."""
         fields, read, bad = self._value(payload), dict[str, Any](), dict[str, Unreadable]()
-        if self._has_rows:
+        if isinstance(fields, tuple):
+            fields = {(member := f"member{fields[0]}"): fields[1]}
+            if all(column.field[0] != member for column, _ in self._columns):
+                # As a row its value would be lost.
+                first, _ = self._columns[0]
+                why = Unreadable(first.type, f"a value of the type of a {member}")
+                return read, {first.name: why}
+        if self._has_rows and fields is not None:
             fields[ROW] = fields["before"] if fields["after"] is None else fields["after"]
         for column, convert in self._columns:
             value = fields
             for name in column.field:
-                value = None if value is None else value[name]
+                value = None if value is None else value.get(name)
             try:
                 read[column.name] = None if value is None else convert(value)
             except Unreadable as error:

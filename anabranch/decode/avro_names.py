@@ -67,6 +67,18 @@ def parse(text: str) -> Node:
         ) from None
 
 
+def record_of(root: Node) -> Node:
+    """Return the record of a schema's values: of a union of several types, one with a field
+    `member0`, `member1` … for each that is not null. Raises Incompatible for any other type."""
+    others = [branch for branch in root.branches if branch.kind != "null"]
+    if len(others) > 1:
+        return Node("record", fields={f"member{i}": one for i, one in enumerate(others)})
+    record = others[0] if others else root
+    if record.kind != "record":
+        raise Incompatible(f"expected a record, found {root.describe()}")
+    return record
+
+
 def with_references(text: str, references: Iterable[str]) -> str:
     """Return a text for `parse` of a schema and of those whose types it names, in that order."""
     return json.dumps({"references": list(references), "schema": text})

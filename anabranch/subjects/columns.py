@@ -17,7 +17,8 @@ from urllib.parse import unquote
 from google.protobuf.descriptor import FieldDescriptor as F
 
 from anabranch.config.columns import MOST_DIGITS
-from anabranch.decode.avro_names import MAX_DEPTH, MAX_SIZE, Incompatible, Node, parse
+from anabranch.decode.avro_columns import unit_of
+from anabranch.decode.avro_names import MAX_DEPTH, MAX_SIZE, Incompatible, Node, parse, record_of
 from anabranch.decode.protobuf import (
     DATE,
     INT32,
@@ -130,11 +131,9 @@ def avro_fields(
     """Return the name and type of each field of a record's schema, in the schema's order; `given`
     is as in `fields_of`. Raises NotAColumn."""
     try:
-        root = parse(text)
+        root = record_of(parse(text))
     except Incompatible as error:
         raise NotReadable("", "an Avro schema that can be read", str(error)) from None
-    if root.kind != "record":
-        raise NotReadable("", "a record", root.describe())
     return fields_of(root.fields, given, partial(_avro_type, left=left))
 
 
@@ -162,7 +161,7 @@ def _avro_type(node: Node, path: str, left: Left) -> str:
         return f"decimal({min(precision, MOST_DIGITS)},{scale})"
     if (node.kind, node.logical) == ("int", "date"):
         return "date"
-    if node.kind == "long" and node.logical.removeprefix("local-").startswith("timestamp-"):
+    if node.kind == "long" and unit_of(node.logical):
         return "timestamp"
     if node.kind not in _PLAIN:
         raise NotAColumn(path, "a type with values", node.describe())

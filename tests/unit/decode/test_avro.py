@@ -331,6 +331,27 @@ def test_a_union_is_read_by_the_type_of_each_value(
     assert result.rows["c"].to_pylist() == [read for _, read in values]
 
 
+def test_a_union_of_records_has_a_column_of_each() -> None:
+    schema = ["null", record(("n", "int"), name="A"), record(("m", "string"), name="B"), "string"]
+    sent = [{"shop.A": {"n": 1}}, {"shop.B": {"m": "x"}}, {"string": "y"}, None]
+    payloads = [wired(7, encode(schema, value)) for value in sent]
+    of_a, of_b = "member0 STRUCT<n: INT>", "member1 STRUCT<m: STRING>"
+    nothing = dict.fromkeys(("member0", "member1", "member2"))
+    result = decoded(spec({7: schema}, f"{of_a}, {of_b}, member2 STRING"), list(payloads))
+    assert not result.errors
+    assert result.rows.select([*nothing]).to_pylist() == [
+        nothing | {"member0": {"n": 1}}, nothing | {"member1": {"m": "x"}}, nothing | {"member2": "y"}, nothing,
+    ]  # fmt: skip
+    # A row without its value would be one of nulls.
+    result = decoded(spec({7: schema}, f"{of_a}, {of_b}"), list(payloads))
+    why = "member0: expected struct<n:int>, found a value of the type of a member2"
+    assert result.errors == {2: ("wrong_type", why)}
+    # One record is the value itself.
+    alone = ["null", record(("n", "int"))]
+    payloads = [wired(7, b"\2\6"), wired(7, b"\0")]
+    assert decoded(spec({7: alone}, "n INT"), list(payloads)).rows["n"].to_pylist() == [3, None]
+
+
 def test_times_of_two_units_in_a_union_are_read_by_their_own() -> None:
     schema = record(("c", [of("timestamp-millis"), of("timestamp-micros", name="m")]))
     payloads = [wired(7, varint(0) + varint(1_000)), wired(7, varint(1) + varint(1_000_000))]

@@ -51,6 +51,7 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
         (logical("long", "timestamp-micros"), "timestamp"),
         (logical("long", "timestamp-nanos"), "timestamp"),
         (logical("long", "local-timestamp-micros"), "timestamp"),
+        (logical("long", "timestamp-weeks"), "bigint"),
         (logical("bytes", "decimal", precision=12, scale=2), "decimal(12,2)"),
         (FIXED | logical("fixed", "decimal", precision=38), "decimal(38,0)"),
         (logical("bytes", "decimal", precision=2, scale=9), "binary"),
