@@ -64,6 +64,7 @@ _TIMES = (
     re.compile(r"time|stamp|_ts$|^ts_|created|placed|sent|_at$"),
 )
 _OTHER_TIMES = re.compile(r"birth|expir|until|(?:^|_)(?:end|exp|due|valid|next|deadline)")
+_COUNTED_FIELDS = "Later fields of a STRUCT are counted; STRING has the whole value"
 _REASONS = 3
 # Of the first records too: a header, and values of the topic's whole time.
 _OLDEST = 200
@@ -170,6 +171,14 @@ def finished(
     _, stream, decoded = read()
     while _widen(sketch, decoded):
         _, stream, decoded = read()
+    if sketch.schema is None and sketch.form["type"] in ("json", "json_schema"):
+        left = {name for names in decoded.unknown.values() for name in names}
+        # Kafka Connect's schema beside a value says no more than its columns.
+        if left - {"schema"} and not sketch.rescues:
+            sketch.rescues = True
+            _, stream, decoded = read()
+        elif not sketch.rescues and any("struct<" in column.type for column in sketch.columns):
+            sketch.comments.append(_COUNTED_FIELDS)
     rows = decoded.good.to_pylist()
     key = _key(sketch, stream, rows)
     time = _time(sketch, stream, rows)

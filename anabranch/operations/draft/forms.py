@@ -318,9 +318,6 @@ def _of_objects(
     else:
         sketch.add_fields(objects, stamps)
     add_metadata(sketch, records, _object)
-    if not sketch.rescues and any("struct<" in column.type for column in sketch.columns):
-        comment = "Later fields of a STRUCT are counted; STRING has the whole value"
-        sketch.comments.append(comment)
     return sketch
 
 

@@ -662,6 +662,18 @@ def test_fields_of_older_schemas_beside_the_values_are_columns_too() -> None:
     assert [row["old"] for row in drafted(values)[1]] == ["x", None]
 
 
+def test_fields_of_objects_of_older_schemas_beside_the_values_are_rescued() -> None:
+    def sent(name: str) -> object:
+        o = {"type": "struct", "field": "o", "fields": [{"type": "int32", "field": name}]}
+        return {"schema": {"type": "struct", "fields": [o]}, "payload": {"o": {name: 5}}}
+
+    _, rows = drafted([sent("old"), sent("new")])
+    assert [row["o"] for row in rows] == [{"new": None}, {"new": 5}]
+    rescued = [json.loads(row["rescued"]) for row in rows]
+    assert [one.get("payload") for one in rescued] == [{"o": {"old": 5}}, None]
+    assert "rescue" not in drafted([sent("new")])[0].file
+
+
 @pytest.mark.parametrize(
     "field",
     [
