@@ -86,7 +86,7 @@ def plan_columns(
         raise Refused(
             f"{where}: {error}; no record of it can be read, whichever fields are left out: "
             "change the subject, or keep the bytes of its records with `format: raw`"
-        ) from None
+        ) from error
     except NotAColumn as error:
         # No type of a column reads what is refused of Avro and Protobuf.
         given = "leave it out of its record (`schema: {columns: NAME STRUCT<...>}`)"
@@ -145,7 +145,7 @@ def _merge(
         before, column = known.get(name), declared.get(name)
         kind = column.type if column is not None else subject_types.get(name)
         if before is not None and column is None:
-            kind = before.type if kind is None else _widened(name, before.type, kind)
+            kind = before.type if kind is None else widened(name, before.type, kind)
         assert kind is not None
         is_key = name in stream.key and (before is None or not before.nullable)
         yield Column(name, kind, column.nullable if column is not None else not is_key)
@@ -191,7 +191,7 @@ def _fields(
     return (avro_fields if version.type == "AVRO" else json_schema_fields)(text, given)
 
 
-def _widened(path: str, old_type: str, new_type: str) -> str:
+def widened(path: str, old_type: str, new_type: str) -> str:
     """Return the type of a table's column after a change of the subject: widened if the subject is
     wider, never narrowed. Raises NotAColumn as `_merge`."""
     ids = [0]

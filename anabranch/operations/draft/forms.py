@@ -238,7 +238,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
     stamps = stamps_of(records)
     if given and all(map(_is_utf16, given)):
         comment = "text in UTF-16, which no format reads: let the producer send UTF-8"
-        return _raw("binary", records, [comment])
+        return raw("binary", records, [comment])
     objects = [one for one in map(read, given) if isinstance(one, Mapping)]
     if 2 * len(objects) >= len(given):
         sketch = _of_objects(objects, stamps, records)
@@ -271,7 +271,7 @@ def sketch_of(records: pa.RecordBatch) -> Sketch:
             f"the schema's id is in the header {_ID_HEADER}: let the producer write it before the "
             "payload (value.schema.id.serializer)"
         )
-    return _raw("binary", records, [comment])
+    return raw("binary", records, [comment])
 
 
 def _is_utf16(value: bytes) -> bool:
@@ -616,9 +616,9 @@ def _of_text(lines: Sequence[str], records: pa.RecordBatch) -> Sketch:
     for kind, name in _DOCUMENTS.items():
         if 2 * kinds[kind] > len(lines):
             comment = f"Values are {name}, which queries take apart"
-            return _raw("string", records, [comment])
+            return raw("string", records, [comment])
     form = form_of(lines)
-    sketch = _raw("string", records, [f"Lines of {form.name}"] if form else [])
+    sketch = raw("string", records, [f"Lines of {form.name}"] if form else [])
     if form is not None:
         kept = [name for name in ("key",) if len(sketch.columns) > 1]
         parts = [{n: {"sql": sql, "type": kind}} for n, (sql, kind) in form.parts.items()]
@@ -636,7 +636,7 @@ def _documents(line: str) -> type | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:
+def raw(kind: str, records: pa.RecordBatch, comments: list[str]) -> Sketch:
     sketch = Sketch("raw", comments=comments)
     sketch.add(Guess(kind), "value")
     keys = [key for key in records.column("key").to_pylist() if key is not None]

@@ -5,6 +5,7 @@ changes, of several subjects or messages.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +17,21 @@ import pyarrow as pa
 
 from anabranch.common.errors import Refused
 from anabranch.config import Environment, Stream
-from anabranch.config.columns import Column, Notation
+from anabranch.config.columns import Column, Notation, parts_of
 from anabranch.config.schema import columns_mapping
+from anabranch.decode import avro, protobuf
 from anabranch.decode.avro import Malformed
 from anabranch.decode.avro_names import Incompatible
+from anabranch.decode.field_tree import Others, tree_of, unread_part
 from anabranch.decode.guessed import Guess, guess
 from anabranch.decode.inputs import PREFIX_BYTES, schema_ids
 from anabranch.decode.protobuf import Key, indexes, message_of
-from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion
+from anabranch.decode.values import columns_of
+from anabranch.kafka.schema_registry import (
+    RegisteredSchema,
+    SchemaRegistryClient,
+    SubjectVersion,
+)
 from anabranch.operations.draft import forms
 from anabranch.operations.draft.forms import Sketch, add_change, time_of
 from anabranch.subjects.columns import (
@@ -33,7 +41,7 @@ from anabranch.subjects.columns import (
     json_schema_fields,
     protobuf_fields,
 )
-from anabranch.subjects.plan import plan_columns
+from anabranch.subjects.plan import plan_columns, widened
 from anabranch.subjects.schemas import whole_schema
 
 _FORMATS = {"AVRO": "avro", "JSON": "json_schema", "PROTOBUF": "protobuf"}
@@ -97,10 +105,12 @@ def _of_subjects(
         return _of_messages(_messages_of(registry, records, ids), records)
     if kinds == {"JSON"}:
         sketch = Sketch("json_schema", has_states=True)
-        sketch.add_fields(_payloads(records), forms.stamps_of(records))
+        sketch.add_fields(_objects(_payloads(records)), forms.stamps_of(records))
         return _with_fields(sketch, subjects, records)
     if kinds == {"AVRO"}:
-        return _merged("avro", subjects, map(whole_schema, versions), avro_fields, records)
+        older = map(whole_schema, filter(None, map(registry.schema, ids)))
+        latest = map(whole_schema, versions)
+        return _merged("avro", subjects, latest, avro_fields, records, older)
     return None
 
 
@@ -121,6 +131,7 @@ def _merged(
     schemas: Iterable[str],
     fields_of: Callable[[str], Sequence[tuple[str, str]]],
     records: pa.RecordBatch,
+    older: Iterable[str] = (),
 ) -> Sketch | None:
     types = dict[str, str]()
     for schema in schemas:
@@ -130,6 +141,10 @@ def _merged(
             return None
         if any(types.setdefault(name, kind) != kind for name, kind in fields):
             return None
+    for schema in older:
+        with suppress(NotAColumn):
+            for name, kind in fields_of(schema):
+                types.setdefault(name, kind)
     # One event's identity may be in records of each type.
     sketch = Sketch(form, has_states=True)
     for name, kind in types.items():
@@ -152,11 +167,15 @@ def _of_version(
     records: pa.RecordBatch,
     ids: Collection[int],
 ) -> Sketch:
-    sketch = Sketch(_FORMATS.get(version.type, "avro"))
+    key = registry.latest(f"{topic}-key")
+    # The key of a table's row, as Kafka Connect writes it.
+    has_states = key is not None and (key.type == "PROTOBUF" or _is(json.loads(key.text)))
+    sketch = Sketch(_FORMATS.get(version.type, "avro"), has_states=has_states)
     if version.type == "AVRO":
         change = _change_of(version)
         if change is not None:
-            return _of_changes(topic, registry, *change)
+            changes = filter(None, map(_change_of, filter(None, map(registry.schema, ids))))
+            return _of_changes(key, *change, [row for row, _ in changes])
     if version.type == "PROTOBUF":
         messages = _messages_of(registry, records, ids)
         if len(messages) > 1 and (merged := _of_messages(messages, records)) is not None:
@@ -172,7 +191,8 @@ def _of_version(
     if version.type == "AVRO" and _is(record := json.loads(version.text)):
         for name, time in _times_of(record).items():
             declared.columns.append(Column(name, time.type, True, notation=time.notation))
-    objects = _payloads(records) if version.type == "JSON" else []
+    sent = _payloads(records) if version.type == "JSON" else []
+    objects = _objects(sent)
     for _ in range(_MOST_EXCLUDED):
         stream = Stream.model_validate(
             {
@@ -189,10 +209,15 @@ def _of_version(
                     # Of two of a name, the later one counts.
                     declared.columns += exact
                     continue
-                read = {column.field[0] for column in planned}
-                if not sketch.rescues and any(one.keys() - read for one in objects):
+                if not sketch.rescues and _has_others(planned, sent):
                     sketch.rescues = True
                     continue
+            elif older := _of_older(
+                registry, version, ids, planned, sketch.form.get("message"), excluded
+            ):
+                replaced = {column.name for column in older}
+                declared.columns = [c for c in declared.columns if c.name not in replaced] + older
+                continue
             if forms.has_events(records):
                 # `select` takes columns of the file.
                 sketch.columns = [*planned]
@@ -203,12 +228,12 @@ def _of_version(
             cause = error.__cause__
             name = cause.field if isinstance(cause, NotAColumn) else ""
             if objects and not name:
-                sketch = Sketch(sketch.format, comments=[f"Without the subject's columns: {cause}"])
+                comment = f"Without the subject's columns: {cause}"
+                sketch = Sketch(sketch.format, has_states=has_states, comments=[comment])
                 sketch.add_fields(objects, forms.stamps_of(records))
                 return sketch
             if not name or name in excluded:
-                sketch.comments.append(f"The subject is refused: {error}")
-                break
+                return _of_bytes(version, records, f"The subject is refused: {cause or error}")
             if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
                 types = _types_of(version, excluded, declared)
                 notations = {one.name: one.notation for one in declared.columns}
@@ -229,6 +254,8 @@ def _of_version(
             else:
                 excluded.append(name)
                 sketch.comments.append(f"Left out: {cause}")
+    else:
+        return _of_bytes(version, records, f"The subject is refused: over {_MOST_EXCLUDED} fields")
     parts = {"columns": columns_mapping(declared.columns), "exclude": excluded}
     sketch.schema = {key: value for key, value in parts.items() if value} or "registry"
     if names := forms.headers_found(records)[1][:10]:
@@ -258,18 +285,96 @@ def _part_of(
     return None
 
 
+def _of_bytes(version: SubjectVersion, records: pa.RecordBatch, comment: str) -> Sketch:
+    """Return the sketch of values with a schema that no format reads: their bytes, of JSON also the
+    text."""
+    sketch = forms.raw("binary", records, [comment])
+    if version.type == "JSON":
+        names = [column.name for column in sketch.columns]
+        sql = f"decode(value[{PREFIX_BYTES + 1}:])"
+        sketch.select = [*(sketch.select or names), {"text": {"sql": sql, "type": "STRING"}}]
+    return sketch
+
+
+def _of_older(
+    registry: SchemaRegistryClient,
+    version: SubjectVersion,
+    ids: Collection[int],
+    planned: Sequence[Column],
+    message: str | None,
+    excluded: Collection[str],
+) -> list[Column]:
+    """Return columns for what records of other versions have and the latest one lacks: their own
+    fields, and wider types."""
+    latest = whole_schema(version)
+    every, found = Sketch(columns=[*planned]), dict[str, Column]()
+    for schema in filter(None, map(registry.schema, ids)):
+        with suppress(NotAColumn, Incompatible):
+            text = whole_schema(schema)
+            is_avro = version.type == "AVRO"
+            fields = _fields(text, []) if is_avro else protobuf_fields(text, message)
+            known = {column.field[0]: column for column in every.columns}
+            for name, kind in fields:
+                column = known.get(name)
+                if column is None and name not in excluded:
+                    every.add(Guess(kind), name, (name,))
+                    found[every.columns[-1].name] = every.columns[-1]
+                elif column is not None and column.notation == Notation():
+                    wider = replace(column, type=widened(name, column.type, kind))
+                    if wider != column and _is_read(version.type, latest, message, wider):
+                        every.columns[every.columns.index(column)] = found[wider.name] = wider
+    return list(found.values())
+
+
+def _is_read(kind: str, text: str, message: str | None, column: Column) -> bool:
+    try:
+        if kind == "AVRO":
+            avro.plan(text, (column,))
+        else:
+            protobuf.plan(text, message or (0,), columns_of([column]))
+    except Incompatible:
+        return False
+    return True
+
+
 def _exact(columns: Sequence[Column], objects: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return columns in place of the DOUBLE ones that have not all digits of their numbers."""
+    """Return columns in place of those with a DOUBLE that has not all digits of its numbers."""
     found = []
     for column in columns:
-        if column.type == "double":
-            values = [one.get(column.field[0]) for one in objects]
-            numbers = [n for n in values if isinstance(n, int | Decimal)]
-            if any(Decimal(repr(float(Decimal(n)))) != n for n in numbers):
-                kind = getattr(guess(numbers), "type", "string")
-                is_exact = kind == "bigint" or kind.startswith("decimal")
-                found.append(replace(column, type=kind if is_exact else "string"))
+        kind = _exact_type(column.type, [one.get(column.field[0]) for one in objects])
+        if kind != column.type:
+            found.append(replace(column, type=kind))
     return found
+
+
+def _exact_type(kind: str, values: Sequence[Any]) -> str:
+    name, parts = parts_of(kind)
+    if kind == "double":
+        numbers = [n for n in values if isinstance(n, int | Decimal)]
+        if all(Decimal(repr(float(Decimal(n)))) == n for n in numbers):
+            return kind
+        exact = getattr(guess(numbers), "type", "string")
+        return exact if exact == "bigint" or exact.startswith("decimal") else "string"
+    objects = [one for one in values if isinstance(one, Mapping)]
+    if name == "array":
+        items = [item for one in values if isinstance(one, list) for item in one]
+        return f"array<{_exact_type(parts[0], items)}>"
+    if name == "map":
+        items = [item for one in objects for item in one.values()]
+        return f"map<{parts[0]},{_exact_type(parts[1], items)}>"
+    if name == "struct":
+        fields = [part.partition(":") for part in parts]
+        inner = [f"{n}:{_exact_type(of, [one.get(n) for one in objects])}" for n, _, of in fields]
+        return f"struct<{','.join(inner)}>"
+    return kind
+
+
+def _has_others(columns: Sequence[Column], sent: Sequence[bytes]) -> bool:
+    """Return whether objects have fields that no column reads, at any level."""
+    root, others = tree_of(columns), Others()
+    for one in sent:
+        unread_part(one, root, others)
+    return bool(others)
 
 
 def _types_of(
@@ -280,11 +385,13 @@ def _types_of(
     return dict(fields(whole_schema(version), given))
 
 
-def _payloads(records: pa.RecordBatch) -> Sequence[Mapping[str, Any]]:
-    """Return the objects of JSON in the wire format."""
-    sent = [
-        value[PREFIX_BYTES:] for value in records.column("value").to_pylist() if value is not None
-    ]
+def _payloads(records: pa.RecordBatch) -> list[bytes]:
+    """Return what is in the wire format."""
+    values = records.column("value").to_pylist()
+    return [value[PREFIX_BYTES:].removeprefix(BOM_UTF8) for value in values if value is not None]
+
+
+def _objects(sent: Sequence[bytes]) -> list[Mapping[str, Any]]:
     return [one for one in map(forms.read, sent) if isinstance(one, Mapping)]
 
 
@@ -311,10 +418,12 @@ def _messages_of(
     return {} if is_first else {name: texts[name] for name, _ in names.most_common()}
 
 
-def _change_of(version: SubjectVersion) -> tuple[Mapping[str, Any], object] | None:
+def _change_of(
+    version: RegisteredSchema | SubjectVersion,
+) -> tuple[Mapping[str, Any], object] | None:
     """Return the record of Debezium's rows and the type of its source, of an envelope's schema;
     None for any other schema."""
-    schema = json.loads(version.text)
+    schema = json.loads(version.text) if version.type == "AVRO" else {}
     fields = {f["name"]: f["type"] for f in schema.get("fields", ())} if _is(schema) else {}
     if not {"before", "after", "op", "source"} <= fields.keys():
         return None
@@ -323,18 +432,24 @@ def _change_of(version: SubjectVersion) -> tuple[Mapping[str, Any], object] | No
 
 
 def _is(schema: object) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "record"
+    return isinstance(schema, Mapping) and schema.get("type") in ("record", "object")
 
 
 def _of_changes(
-    topic: str, registry: SchemaRegistryClient, row: Mapping[str, Any], of_source: object
+    key: SubjectVersion | None,
+    latest: Mapping[str, Any],
+    of_source: object,
+    older: Iterable[Mapping[str, Any]],
 ) -> Sketch:
     sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
-    times, left = _times_of(row), list[NotAColumn]()
-    for name, kind in _fields(json.dumps(row), left):
-        sketch.add(times.get(name, Guess(kind)), name, ("row", name))
+    left, columns = list[NotAColumn](), dict[str, Guess]()
+    for row in (latest, *older):
+        times = _times_of(row)
+        for name, kind in _fields(json.dumps(row), left):
+            columns.setdefault(name, times.get(name, Guess(kind)))
+    for name, of in columns.items():
+        sketch.add(of, name, ("row", name))
     sketch.comments += dict.fromkeys(f"Left out: {error}" for error in left)
-    key = registry.latest(f"{topic}-key")
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
     of_key = [name for name, _ in _fields(key.text, [])] if key is not None else []
     source = {name: Guess(kind) for name, kind in _fields(json.dumps(of_source), [])}

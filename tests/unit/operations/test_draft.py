@@ -725,9 +725,10 @@ def of_subjects(
     folder: Path, schemas: dict[str, tuple[str, str]], values: list[bytes], topic: str, **more: Any
 ) -> tuple[Draft, list[dict[str, Any]]]:
     """Return the draft of a topic whose values have the schemas of these subjects, by their place,
-    and its rows."""
+    and its rows. `older`: former schemas of the last subject, with the next ids."""
     with answering_registry() as registry:
-        for id, (subject, (kind, schema)) in enumerate(schemas.items(), 1):
+        older = [(subject, one) for subject in list(schemas)[-1:] for one in more.get("older", ())]
+        for id, (subject, (kind, schema)) in enumerate([*older, *schemas.items()], 1):
             body = {"schema": schema, "schemaType": kind}
             version = {"subject": subject, "version": 1}
             for path, answer in (
@@ -779,6 +780,10 @@ def test_records_of_several_subjects_are_rows_of_all_their_fields(tmp_path: Path
     # Its schema has another subject too, which is of another topic.
     one = {"z.events-Placed": schemas["shop.Placed"]}
     assert len(of_subjects(tmp_path, one, values[:1], "z.events")[1]) == 1
+    former = record("Shipped", id="string", carrier="string", weight="int")
+    sent = [wired(1, b"\2a\6DHL\4"), wired(2, b"\2a\x0a")]
+    _, rows = of_subjects(tmp_path, schemas, sent, "shop.events", older=[former])
+    assert rows[0] == {"id": "a", "total": None, "carrier": "DHL", "weight": 2}
     # A column has one type.
     schemas["shop.Shipped"] = record("Shipped", id="string", total="string")
     draft, rows = of_subjects(tmp_path, schemas, values, "shop.events")
@@ -857,6 +862,49 @@ def test_json_schema_says_less_than_its_records_have(tmp_path: Path) -> None:
         assert row == {"rescued_2": 5, "rescued": '{"more":1}', **beside}
 
 
+def test_digits_and_fields_within_objects_of_json_are_kept(tmp_path: Path) -> None:
+    number = {"type": "number"}
+    listed = {
+        "type": "array",
+        "items": {"type": "object", "properties": {"x": number, "y": number}},
+    }
+    one_map = {"type": "object", "additionalProperties": number}
+    schema = json.dumps({"properties": {"l": listed, "m": one_map}})
+    value = (
+        b'{"l": [{"x": 12345678901234567.89, "y": 1.5, "more": 1}], "m": {"k": 9007199254740993}}'
+    )
+    _, rows = of_subject(tmp_path, "JSON", schema, [wired(1, value)])
+    read = {"x": Decimal("12345678901234567.89"), "y": 1.5}
+    assert rows == [{"l": [read], "m": [("k", 9007199254740993)], "rescued": '{"l":[{"more":1}]}'}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "sent", "text"),
+    [
+        ("JSON", '{"type": "array", "items": {"type": "integer"}}', b"[5]", "[5]"),
+        ("JSON", '{"type": "string"}', b'"x"', '"x"'),
+        ("AVRO", '"string"', b"\2x", None),
+        ("AVRO", json.dumps({"type": "record", "name": "r", "fields": [{"name": "next", "type": ["null", "r"]}]}), b"\0", None),
+    ],
+)  # fmt: skip
+def test_values_of_a_subject_that_no_format_reads_are_kept(
+    tmp_path: Path, kind: str, schema: str, sent: bytes, text: str | None
+) -> None:
+    value = wired(1, sent)
+    draft, rows = of_subject(tmp_path, kind, schema, [value], key=b"k")
+    read = {} if text is None else {"text": text}
+    assert rows == [{"value": value, "key": "k", **read}]
+    assert "# The subject is refused: expected a" in draft.file
+
+
+def test_a_subject_of_several_records_has_a_column_of_each(tmp_path: Path) -> None:
+    schema = json.dumps([json.loads(record(n, **{f: "string"})[1]) for n, f in ("Aa", "Bb")])
+    _, rows = of_subject(tmp_path, "AVRO", schema, [wired(1, b"\0\2x"), wired(1, b"\2\2y")])
+    assert rows == [
+        {"member0": {"a": "x"}, "member1": None}, {"member0": None, "member1": {"b": "y"}},
+    ]  # fmt: skip
+
+
 def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path) -> None:
     def typed(kind: str, of: str) -> dict[str, str]:
         return {"type": kind, "connect.name": f"io.debezium.time.{of}"}
@@ -907,6 +955,55 @@ def test_names_of_avro_that_no_column_has_are_read_by_another(tmp_path: Path) ->
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
     assert rows == [{"id": "a", "ID_2": "b", "event_date_2": "c"}]
     assert "# Left out: nothing: expected a type with values, found null" in draft.file
+
+
+@pytest.mark.parametrize(
+    ("of_key", "key"), [(record("k", id="string"), "none"), (("AVRO", '"string"'), "id")]
+)
+def test_rows_of_a_table_by_an_avro_key_are_no_duplicates(
+    tmp_path: Path, of_key: tuple[str, str], key: str
+) -> None:
+    schemas = {"shop.orders-value": record("r", id="string"), "shop.orders-key": of_key}
+    values = [wired(1, b"\2a"), wired(1, b"\2b")]
+    draft, _ = of_subjects(tmp_path, schemas, values, "shop.orders", key=wired(2, b"\2a"))
+    assert yaml.safe_load(draft.file)["key"] == key
+
+
+def test_fields_of_older_versions_of_a_subject_are_columns_too(tmp_path: Path) -> None:
+    def of(*fields: tuple[str, Any]) -> tuple[str, str]:
+        listed = [{"name": name, "type": kind} for name, kind in fields]
+        return "AVRO", json.dumps({"type": "record", "name": "r", "fields": listed})
+
+    def inner(*names: str) -> Any:
+        return {
+            "type": "record",
+            "name": "i",
+            "fields": [{"name": n, "type": "int"} for n in names],
+        }
+
+    older = [
+        of(("id", "long"), ("Old", "string"), ("o", inner("a", "b")), ("x", "string"), ("no", "null")),
+        of(("id", "int"), ("old", "int"), ("o", inner("b")), ("x", "int")),
+    ]  # fmt: skip
+    latest = of(("id", "int"), ("o", inner("c", "b")), ("x", "int"))
+    values = [
+        wired(1, varint(2**40) + b"\2y\2\4\2z"), wired(2, b"\2\4\6\10"), wired(3, b"\2\4\6\10"), wired(2, b"\2\4\6\10"),
+    ]  # fmt: skip
+    schemas = {"shop.orders-value": latest}
+    draft, rows = of_subjects(tmp_path, schemas, values, "shop.orders", older=older)
+    assert draft.check.dead == 1 and "incompatible_schema: schema id 1: x: expected" in draft.file
+    none = {"Old": None, "old_2": None}
+    second = none | {"id": 1, "o": {"c": None, "b": 3, "a": None}, "x": 4, "old_2": 2}
+    third = none | {"id": 1, "o": {"c": 2, "b": 3, "a": None}, "x": 4}
+    assert rows == [second, third, second]
+    text = HEAD + "message Order { string id = 1; } message Other { int32 n = 1; }"
+    former = HEAD + "message Order { string id = 1; int32 old = 2; }"
+    schemas = {"shop.orders-value": ("PROTOBUF", text)}
+    order = type_of(former, "shop.Order")(id="a", old=5)
+    of_protobuf = [indexed(1, order), indexed(2, b"\n\1b")]
+    older = [("PROTOBUF", former)]
+    _, rows = of_subjects(tmp_path, schemas, of_protobuf, "shop.orders", older=older)
+    assert rows == [{"id": "a", "old": 5}, {"id": "b", "old": None}]
 
 
 def test_the_message_of_protobuf_is_that_of_the_records(tmp_path: Path) -> None:
