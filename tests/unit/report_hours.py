@@ -71,6 +71,7 @@ ACCOUNT = {
 
 def kafka() -> Any:
     return SimpleNamespace(
+        close=lambda: None,
         describe=lambda name, confirmed: None if confirmed else Topic(name, "t", (0, 1)),
         stable_ends=lambda topic: {0: 12, 1: 3},
         retention=lambda topic: timedelta(days=7),

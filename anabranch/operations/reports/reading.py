@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -114,12 +114,9 @@ class TimedValue(Generic[T]):
         return None
 
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
-        """Return whether to read again: no read is in progress, and the newest attempt is older
-        than `fresh_for`. Pure."""
-        attempts = [
-            at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None
-        ]
-        return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
+        """Return whether to read again: the newest attempt is older than `fresh_for`. Pure."""
+        attempts = filter(None, (self.as_of, self.failure.at if self.failure else None))
+        return all(now - at > fresh_for for at in attempts)
 
 
 def utc_now() -> datetime:
@@ -127,32 +124,16 @@ def utc_now() -> datetime:
 
 
 class BackgroundReader(Generic[T]):
-    """A reader of one value. Any thread may use `reading`; one `refresh` runs at a time."""
+    """A reader of one value, in one thread at a time. Any thread may use `reading`."""
 
     def __init__(
         self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now
     ) -> None:
         self._name, self._read, self._now = name, read, now
-        self._lock = threading.Lock()
-        self._ended = False
-        self._close: Callable[[], None] | None = None
         self.reading: TimedValue[T] = TimedValue()
-        self.answered = threading.Event()
 
     def refresh(self) -> None:
-        """Read the value; keep the previous one after a failure. Does nothing while another thread
-        reads, and after `end`."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self._ended:
-                self._refresh()
-        finally:
-            self._lock.release()
-            self.answered.set()
-            self._close_ended()
-
-    def _refresh(self) -> None:
+        """Read the value; keep the previous one after a failure."""
         self.reading = replace(self.reading, asking_since=(asked := self._now()))
         try:
             self.reading = TimedValue(self._read(), asked)
@@ -167,21 +148,6 @@ class BackgroundReader(Generic[T]):
             failure = Failure(asked, str(known), service, isinstance(known, TableMissing))
             self.reading = replace(self.reading, failure=failure, asking_since=None)
 
-    def end(self, close: Callable[[], None]) -> None:
-        """Read no more; call `close` once no read is in progress."""
-        self._ended, self._close = True, close
-        self._close_ended()
-
-    def _close_ended(self) -> None:
-        if self._close is None or not self._lock.acquire(blocking=False):
-            return
-        try:
-            close, self._close = self._close, None
-            if close is not None:
-                close()
-        finally:
-            self._lock.release()
-
 
 @dataclass(frozen=True)
 class FollowedStream:
@@ -190,11 +156,6 @@ class FollowedStream:
     job: Job | AnabranchError
     reader: BackgroundReader[Readings]
     dropped: threading.Event = field(default_factory=threading.Event)
-
-    def drop(self) -> None:
-        """Stop reading, and close the stream's connections once no read is in progress."""
-        self.dropped.set()
-        self.reader.end(lambda: self.job.kafka.close() if isinstance(self.job, Job) else None)
 
 
 class FollowedStreams:
@@ -241,7 +202,7 @@ class FollowedStreams:
         self.current = current
         changed = [name for name, old in before.items() if current.get(name) is not old]
         for name in changed:
-            before[name].drop()
+            before[name].dropped.set()
         if self._started:
             self._run([new for name, new in current.items() if before.get(name) is not new])
         return changed
@@ -264,10 +225,13 @@ class FollowedStreams:
             threading.Thread(target=self._read, args=(stream, delay), daemon=True).start()
 
     def _read(self, stream: FollowedStream, pause: float) -> None:
+        """Read until the stream is dropped, then close its connections."""
         while not stream.dropped.wait(pause):
             began = time.monotonic()
             stream.reader.refresh()
             pause = rest_after(time.monotonic() - began, self._every)
+        if isinstance(stream.job, Job):
+            stream.job.kafka.close()
 
 
 def _raise(error: AnabranchError) -> NoReturn:
@@ -288,7 +252,7 @@ class OnDemand(Generic[T]):
         self._fresh_for, self._most, self._now = fresh_for, most, now
         self._readers: OrderedDict[Key, BackgroundReader[T]] = OrderedDict()
         self._lock = threading.Lock()
-        self._waiting: set[Key] = set()
+        self._running: dict[Key, Future[None]] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
     def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> TimedValue[T]:
@@ -299,15 +263,14 @@ class OnDemand(Generic[T]):
             self._readers.move_to_end(key)
             while len(self._readers) > self._most:
                 self._readers.popitem(last=False)
-            has_room = key not in self._waiting and len(self._waiting) < _WAITING
+            self._running = {k: one for k, one in self._running.items() if not one.done()}
+            running = self._running.get(key)
+            has_room = running is None and len(self._running) < _WAITING
             begins = has_room and reader.reading.is_due(self._now(), self._fresh_for)
             if begins:
-                self._waiting.add(key)
-                reader.answered.clear()
-        if begins:
-            self._workers.submit(self._refresh, key, reader)
-        if reader.reading.value is None or begins:
-            reader.answered.wait(patience.total_seconds())
+                running = self._running[key] = self._workers.submit(reader.refresh)
+        if running is not None and (begins or reader.reading.value is None):
+            wait([running], patience.total_seconds())
         return reader.reading
 
     def forget(self, stream: str) -> None:
@@ -315,13 +278,6 @@ class OnDemand(Generic[T]):
         with self._lock:
             for key in [key for key in self._readers if key[0] == stream]:
                 del self._readers[key]
-
-    def _refresh(self, key: Key, reader: BackgroundReader[T]) -> None:
-        try:
-            reader.refresh()
-        finally:
-            with self._lock:
-                self._waiting.discard(key)
 
     def stop(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
