@@ -9,7 +9,7 @@ import click
 from anabranch.cli import many
 from anabranch.cli.options import HOUR, HOURS, StreamSelection, all_streams, conf_folder
 from anabranch.cli.report import Report, Result, report
-from anabranch.common.deadline import KAFKA, LAKE
+from anabranch.common.deadline import KAFKA
 from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def hours(chosen: StreamSelection) -> Result:
     from anabranch.operations.reports import status
 
     def read(job: Job, note: Note) -> Report[list[status.HourSummary]]:
-        found = status.hours(job, note=note)
+        found = status.hours(job)
         return Report(found, hours_text(found), key="hours")
 
     return many.read_streams(chosen, read)
@@ -68,7 +68,6 @@ def history(chosen: StreamSelection, hour: str | None, acts: bool) -> Result:
     from anabranch.protocol.decisions import decisions
 
     def read(job: Job, note: Note) -> Report[object]:
-        note(LAKE)
         stream = job.stream.name
         if acts:
             records = act_reports.acts(job, hour)
@@ -111,27 +110,19 @@ def explain(chosen: StreamSelection, hour: str, rows: bool, limit: int) -> Resul
     from anabranch.operations.reports import dead_letters, explain
     from anabranch.operations.reports.explain import explain_sentences
 
-    def read(job: Job) -> Report[dict[str, object]]:
+    def read(job: Job, note: Note | None = None) -> Report[dict[str, object]]:
         facts = explain.explain(job, hour, datetime.now(UTC))
         sentences = explain_sentences(facts)
         view = plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]}
         text = [*explanation_text(sentences)]
         if not rows:
             return Report(view, text)
-        difference = dead_letters.difference(job, hour, limit)
-        duplicates = dead_letters.duplicates(job, hour, limit)
+        difference, duplicates = dead_letters.compare(job, hour, limit, limit)
         view |= {"difference": difference, "duplicates": duplicates}
         text += ["", *duplicates_text(duplicates), "", *difference_text(difference)]
         return Report(view, text, exit_code=bool(difference.unexplained))
 
-    if rows:
-        return many.run_streams(chosen, read)
-
-    def read_facts(job: Job, note: Note) -> Report[dict[str, object]]:
-        note(LAKE)
-        return read(job)
-
-    return many.read_streams(chosen, read_facts)
+    return many.run_streams(chosen, read) if rows else many.read_streams(chosen, read)
 
 
 @click.command("dead-letters")
@@ -212,7 +203,6 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
     if event_time is not None:
 
         def read_day(job: Job, note: Note) -> Report[watermarks.EventTimeCompleteness]:
-            note(LAKE)
             state = load_state(job.lake, job.stream.table)
             view = watermarks.completeness(job.stream, state, event_time)
             return Report(view, event_time_text(view), exit_code=not view.complete)
@@ -220,7 +210,6 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
         return many.read_streams(chosen, read_day)
 
     def read(job: Job, note: Note) -> str | None:
-        note(LAKE)
         return watermarks.complete_through(load_state(job.lake, job.stream.table))
 
     selected = many.select(chosen)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.cli.options import StreamSelection, conf_folder, explain, open_stream
 from anabranch.cli.report import Report, Result, StreamReports
+from anabranch.common.deadline import LAKE
 from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
@@ -88,7 +89,7 @@ def run_streams(
         with fields(stream=chosen.one):
             return work(open_stream(chosen.one))
     many = select(chosen)
-    return StreamReports(_run(many, ready or load_table, work), many.unanswered)
+    return StreamReports(run(many, work, ready or load_table), many.unanswered)
 
 
 def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchError]:
@@ -101,6 +102,7 @@ def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchEr
         def ask_one(stream: Stream | AnabranchError, note: Note) -> T:
             if isinstance(stream, AnabranchError):
                 raise stream
+            note(LAKE)
             return read(_job(many, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
@@ -110,15 +112,13 @@ def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchEr
 
 def load_table(job: Job, note: Note) -> None:
     """Load the stream's table, which shows that the catalog and the store answer."""
-    from anabranch.common.deadline import LAKE
-
-    note(LAKE)
     job.lake.load(job.stream.table)
 
 
-def _run(
-    many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
+def run(
+    many: Many, work: Callable[[Job], T], ready: Callable[[Job, Note], object] = load_table
 ) -> Iterator[tuple[str, T | AnabranchError]]:
+    """Yield the result of each stream's `work`, or its error, as `run_streams` does."""
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)

@@ -118,7 +118,7 @@ def test_other_records_with_the_same_key_refuse_the_hour(world: Make) -> None:
     assert len(one.rows()) == 21
     _, output = run(one, "explain", one.name, hour)
     assert "39 were removed as duplicates, 38 of them with OTHER CONTENT" in output, output
-    found = dead_letters.duplicates(one.job, hour, 50)
+    found = dead_letters.compare(one.job, hour, 0, 50).duplicates
     assert (found.counted, found.found) == (39, 39)
     assert [d.is_equal for d in found.duplicates].count(True) == 1
     _, output = run(one, "doctor", one.name)
@@ -144,7 +144,7 @@ def test_a_stream_without_a_key_has_no_duplicates(world: Make) -> None:
     [result] = one.batch(hours[0], restate=True)
     assert (result.decision, result.account.good) == ("accepted", 60)
     assert one.contents() == one.acknowledged()
-    assert dead_letters.duplicates(one.job, hours[1], 5).found == 0
+    assert dead_letters.compare(one.job, hours[1], 0, 5).duplicates.found == 0
     assert run(one, "audit", one.name)[0] == 0
 
 
@@ -195,7 +195,7 @@ def test_a_wrong_first_type_is_corrected_and_a_stream_dropped(world: Make) -> No
     [result] = one.batch(hour)
     assert (result.decision, result.account.good, result.account.dead) == ("accepted", 25, 0)
     # The speed layer has them as dead letters: both comparisons say so, and it is no alarm.
-    found = dead_letters.difference(one.job, hour, 1)
+    found = dead_letters.compare(one.job, hour, 1, 0).difference
     assert (found.diff.missing, found.diff.missing_dead, found.unexplained) == (25, 25, {})
     assert found.when_accepted == found.diff
     assert sorted(row["level"] for row in one.rows() if row["ingest_hour"] == hour) == [

@@ -46,7 +46,8 @@ from anabranch.operations.page.hour_view import (
     month_of,
     read_record,
     read_rows,
-    sample_line,
+    sample_columns,
+    short,
 )
 from anabranch.operations.page.streams import (
     StreamLine,
@@ -344,7 +345,6 @@ class Page(Collector):
         page, of_rows = record.value, rows.value
         view = shown.reader.reading.value
         first = view.status.first_hour if view is not None else None
-        differing = of_rows.difference if of_rows is not None else None
         return self._answer(
             request,
             "hour.html",
@@ -355,7 +355,6 @@ class Page(Collector):
             record=record,
             rows=rows,
             of_rows=of_rows,
-            samples=[sample_line(s) for s in differing.samples] if differing is not None else [],
             why_record=record.why_old(now, self._settings.deadline, self._settings.every),
             why_rows=rows.why_old(now, self._settings.deadline, _ROWS_FRESH_FOR),
             before=before if first is None or first < hour else None,
@@ -409,6 +408,8 @@ def _environment() -> Environment:
     made.filters["commands"] = split_commands
     made.filters["number"] = lambda value: f"{value:,}"
     made.filters["printable"] = printable
+    made.filters["short"] = short
+    made.filters["sample_columns"] = sample_columns
     made.filters["act_hours"] = hours_words
     made.filters["overdue"] = overdue_words
     made.filters["holds"] = span_words

@@ -19,11 +19,11 @@ from anabranch.common.output import text
 from anabranch.job import Job
 from anabranch.offsets.hours import end_of, hour_of, start_of
 from anabranch.operations.reports import dead_letters
-from anabranch.operations.reports.dead_letters import DeadLetters, HourDifference, HourDuplicates
+from anabranch.operations.reports.dead_letters import Compared, DeadLetters
 from anabranch.operations.reports.explain import HourFacts, explain, explain_sentences
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.decisions import DecisionFacts, decisions
-from anabranch.protocol.ledger_row import Entries, Layer, accounted
+from anabranch.protocol.ledger_row import Layer, QualityResult, accounted
 from serving_layer.layer_diff import Sample
 
 # Letter of each state; the states are those of `anabranch explain`.
@@ -65,22 +65,16 @@ class Day:
 
 
 @dataclass(frozen=True)
-class MonthLink:
-    """A month, and how many of its hours are not accepted or need attention for another reason."""
-
-    month: str
-    remarkable: int
-
-
-@dataclass(frozen=True)
 class Month:
-    """A month of the calendar, and the neighbouring months if the stream has any."""
+    """A month of the calendar, and the neighbouring months if the stream has any. `years`: all
+    months by year, each with how many of its hours are not accepted or need attention for another
+    reason."""
 
     month: str
     days: Sequence[Day]
     earlier: str | None
     later: str | None
-    years: Sequence[tuple[str, Sequence[MonthLink]]]
+    years: Sequence[tuple[str, Sequence[tuple[str, int]]]]
 
 
 def month_of(text: str) -> str:
@@ -153,15 +147,15 @@ def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: dat
     return waiting.get(hour) or ("expired" if hour in view.expired else "accepted")
 
 
-def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:
+def _years(view: StreamStatus, last: str) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return the stream's months by year, newest year first."""
     remarkable = Counter(
         h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost}
     )
-    years: dict[str, list[MonthLink]] = {}
+    years: dict[str, list[tuple[str, int]]] = {}
     month = start_of(f"{view.first_hour[:7]}-01T00")
     while (name := month.strftime(_MONTH)) <= last[:7]:
-        years.setdefault(name[:4], []).append(MonthLink(name, remarkable[name]))
+        years.setdefault(name[:4], []).append((name, remarkable[name]))
         month = (month + timedelta(days=31)).replace(day=1)
     return sorted(years.items(), reverse=True)
 
@@ -177,8 +171,7 @@ class HourRows:
     duplicates cannot be shown; None if they are."""
 
     letters: DeadLetters
-    difference: HourDifference | None
-    duplicates: HourDuplicates | None
+    compared: Compared | None
     comparison_unavailable: str | None
 
 
@@ -187,81 +180,52 @@ def read_rows(job: Job, hour: str) -> HourRows:
     the lake does not answer."""
     letters = dead_letters.letters(job, (hour, hour), _SAMPLES)
     try:
-        difference = dead_letters.difference(job, hour, _SAMPLES)
-        return HourRows(letters, difference, dead_letters.duplicates(job, hour, _DUPLICATES), None)
+        return HourRows(letters, dead_letters.compare(job, hour, _SAMPLES, _DUPLICATES), None)
     except Refused as refusal:
-        return HourRows(letters, None, None, str(refusal))
-
-
-@dataclass(frozen=True)
-class BalanceLine:
-    """A term of the hour's account, in total and by partition."""
-
-    term: str
-    total: int
-    partitions: Sequence[int]
-
-
-@dataclass(frozen=True)
-class BalanceTable:
-    """The hour's account; `closes` is None if the ledger row is incomplete."""
-
-    partitions: Sequence[int]
-    lines: Sequence[BalanceLine]
-    offsets: int | None
-    closes: bool | None
-
-
-@dataclass(frozen=True)
-class ExpectationLine:
-    verdict: str
-    type: str
-    about: str
-    severity: str
-    observed: str
-    message: str
-
-
-@dataclass(frozen=True)
-class SampleLine:
-    """A row in which the layers differ. `columns`: (name, value in speed, value in batch)."""
-
-    kind: str
-    partition: int
-    offset: int
-    columns: Sequence[tuple[str, str, str]]
+        return HourRows(letters, None, str(refusal))
 
 
 @dataclass(frozen=True)
 class HourRecord:
-    """The data about an hour from ledger and snapshots."""
+    """The data about an hour from ledger and snapshots. `balance`: each term of its account, in
+    total and by partition; empty without counts. `closes`: None if the ledger row is incomplete.
+    `expectations`: the gate's results with their verdict, failures first."""
 
     facts: HourFacts
     sentences: Sequence[tuple[str, str]]
     decisions: Sequence[DecisionFacts]
-    balance: BalanceTable | None
-    expectations: Sequence[ExpectationLine]
+    balance: Sequence[tuple[str, int, Sequence[int]]]
+    closes: bool | None
+    expectations: Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
     """Read the ledger and the snapshots. Raises Transient when the lake is unreachable."""
     facts = explain(job, hour, now)
+    total, offsets = accounted(facts.counts), facts.counts.offsets
+    quality = facts.quality or QualityResult(True)
+    groups = {
+        "failed": quality.failed,
+        "warning": quality.warnings,
+        "not applicable": quality.not_applicable,
+        "met": quality.met,
+    }
     return HourRecord(
         facts=facts,
         sentences=explain_sentences(facts),
         decisions=decisions(job.lake, job.stream, hour),
         balance=balance_of(facts),
-        expectations=expectation_lines(facts),
+        closes=None if total is None or offsets is None else total == offsets,
+        expectations=[(verdict, entry) for verdict, of in groups.items() for entry in of],
     )
 
 
-def balance_of(facts: HourFacts) -> BalanceTable | None:
-    """Return the account as a table; None without counts. Pure."""
+def balance_of(facts: HourFacts) -> list[tuple[str, int, list[int]]]:
+    """Return the terms of the account, in total and by partition; none without counts. Pure."""
     counts = facts.counts
     if counts.good is None:
-        return None
-    accounts = dict(sorted((facts.partitions or {}).items()))
-    each = list(accounts.values())
+        return []
+    each = [account for _, account in sorted((facts.partitions or {}).items())]
     terms = [
         ("good", counts.good, [a.good for a in each]),
         ("dead", counts.dead or 0, [a.dead for a in each]),
@@ -279,48 +243,19 @@ def balance_of(facts: HourFacts) -> BalanceTable | None:
         terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
     if counts.erased:
         terms.append(("erased", counts.erased, [a.erased or 0 for a in each]))
-    total = accounted(counts)
-    closes = total == counts.offsets if total is not None and counts.offsets is not None else None
-    return BalanceTable(
-        tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes
-    )
+    return terms
 
 
-def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
-    """Return the gate's results, failures first. Pure."""
-    quality = facts.quality
-    if quality is None:
-        return []
-    groups: tuple[tuple[str, Entries], ...] = (
-        ("failed", quality.failed),
-        ("warning", quality.warnings),
-        ("not applicable", quality.not_applicable),
-        ("met", quality.met),
-    )
-    return [_expectation(verdict, entry) for verdict, entries in groups for entry in entries]
-
-
-def _expectation(verdict: str, entry: Mapping[str, Any]) -> ExpectationLine:
-    kwargs = entry.get("kwargs") or {}
-    return ExpectationLine(
-        verdict=verdict,
-        type=str(entry.get("type", "")),
-        about=", ".join(f"{name} {_short(value)}" for name, value in kwargs.items()),
-        severity=str(entry.get("severity", "")),
-        observed=_short(entry.get("observed")),
-        message=str(entry.get("message") or entry.get("reason") or ""),
-    )
-
-
-def sample_line(sample: Sample) -> SampleLine:
+def sample_columns(sample: Sample) -> list[tuple[str, str, str]]:
+    """Return the columns of a row in which the layers differ, with their values in speed and in
+    batch."""
     names = sample.columns or [
         n for n in (sample.speed or sample.batch or {}) if not n.startswith("kafka_")
     ]
     one, other = sample.speed or {}, sample.batch or {}
-    columns = [(n, _short(one.get(n)), _short(other.get(n))) for n in names]
-    return SampleLine(sample.kind, sample.partition, sample.offset, columns)
+    return [(n, short(one.get(n)), short(other.get(n))) for n in names]
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     line = text(value)
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

@@ -4,10 +4,9 @@ their bytes; differences between the layers of an hour, and records removed as d
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 from pyiceberg.table import Table
@@ -21,7 +20,7 @@ from anabranch.protocol import ledger, merge
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, unexplained_counts
 from anabranch.protocol.state import State, load_state
 from anabranch.records.hashes import PLACE
-from serving_layer.layer_diff import Comparison, Repeated, Sample, open_comparison
+from serving_layer.layer_diff import Repeated, Sample, open_comparison
 from serving_layer.query.datasets import connected, plan_files, reading_failures
 
 _KEPT = 2000  # maximum characters of a key or value
@@ -169,55 +168,48 @@ class HourDuplicates:
     duplicates: Sequence[Repeated]
 
 
-def difference(job: Job, hour: str, each: int) -> HourDifference:
+class Compared(NamedTuple):
+    difference: HourDifference
+    duplicates: HourDuplicates
+
+
+def compare(job: Job, hour: str, each: int, limit: int) -> Compared:
     """Compare speed with batch for an accepted hour: counts, and the first `each` rows of each
-    kind. Raises Refused for another hour, Transient without the lake."""
-    state = load_state(job.lake, job.stream.table)
+    kind; and the first `limit` records that batch removed, each with the row that it repeats.
+    Raises Refused for another hour, Transient without the lake."""
+    state, stream = load_state(job.lake, job.stream.table), job.stream
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = merge.unread_ranges(state, hour, cut)
-    letters = job.lake.load(job.stream.dead_letters_table)
+    letters = job.lake.load(stream.dead_letters_table)
     files = [file for layer in ("speed", "batch") for file in files_of(letters, layer, hour)]
-    with _comparison(job, state, hour) as comparison:
+    with open_comparison(state.table, hour, stream.key, stream.lookback_hours) as comparison:
         with reading_failures("dead letters: expected to read every data file"):
             places = RowReader.of(letters).read(files, PLACE).read_all()
-        counted, samples = comparison.compare(places, unread, each)
-    now, account = replace(counted.diff, sample=None), row or HourAccount()
-    return HourDifference(
-        stream=job.stream.name,
+        compared, samples = comparison.compare(places, unread, each)
+        found, listed = comparison.repeated(limit)
+    now, account = replace(compared.diff, sample=None), row or HourAccount()
+    difference = HourDifference(
+        stream=stream.name,
         hour=hour,
-        speed_rows=counted.speed_rows,
-        batch_rows=counted.speed_rows - now.extra - now.duplicate + now.missing,
+        speed_rows=compared.speed_rows,
+        batch_rows=compared.speed_rows - now.extra - now.duplicate + now.missing,
         diff=now,
         unexplained=unexplained_counts(now, account.gaps),
         uncovered=merge.uncovered_reason(state, "speed", hour),
         when_accepted=replace(account.diff, sample=None) if account.diff is not None else None,
         samples=tuple(samples),
     )
-
-
-def _comparison(job: Job, state: State, hour: str) -> AbstractContextManager[Comparison]:
-    stream = job.stream
-    return open_comparison(state.table, hour, stream.key, stream.lookback_hours)
-
-
-def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
-    """Return the first `limit` records of an accepted hour that batch removed, each with the row
-    that it repeats. Raises Refused for another hour, Transient without the lake."""
-    state = load_state(job.lake, job.stream.table)
-    row = _accepted_row(job, state, hour)
-    with _comparison(job, state, hour) as comparison:
-        number, listed = comparison.repeated(limit)
-    counted = row.duplicate if row is not None else None
-    return HourDuplicates(
-        stream=job.stream.name,
+    duplicates = HourDuplicates(
+        stream=stream.name,
         hour=hour,
-        counted=counted,
-        found=number,
+        counted=account.duplicate,
+        found=found,
         listed=len(listed),
-        untold=not_found_reason(state, hour, counted, number),
+        untold=not_found_reason(state, hour, account.duplicate, found),
         duplicates=listed,
     )
+    return Compared(difference, duplicates)
 
 
 def not_found_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:

@@ -185,10 +185,9 @@ def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
     return {name: at.isoformat() if at is not None else None for name, at in times.items()}
 
 
-def hours(job: Job, note: Note = lambda waits_for: None) -> list[HourSummary]:
+def hours(job: Job) -> list[HourSummary]:
     """Return every hour from the first to the running one, oldest first: the values of the ledger's
     newest row, with state and serving layer from the table."""
-    note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
     rows = job.ledger.history(without=("partitions", "sources"))
@@ -294,7 +293,6 @@ def status(
     """Return the state of the stream; with `late_after`, also whether the speed layer is late.
     Calls `note` with the service to be waited for. Raises Transient when Kafka or the lake is
     unreachable."""
-    note(LAKE)
     found = status_of(job, load_state(job.lake, job.stream.table), late_after, note)
     if not job.stream.views:
         return found

@@ -48,7 +48,7 @@ from anabranch.operations.page.hour_view import (
 )
 from anabranch.operations.page.streams import classify_stream, stream_line
 from anabranch.operations.reports import status
-from anabranch.operations.reports.dead_letters import difference, duplicates, letters
+from anabranch.operations.reports.dead_letters import compare, letters
 from anabranch.operations.reports.explain import explain_sentences
 from anabranch.operations.reports.maintenance import read_maintenance
 from anabranch.operations.reports.reading import (
@@ -271,10 +271,10 @@ def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
         "2026-11-20T23: accepted, served by batch; nothing explains 2 missing; 5 offsets lost to "
         "retention"
     )
-    assert [
-        (year, [(m.month, m.remarkable) for m in months if m.remarkable])
-        for year, months in month.years
-    ] == [("2026", [("2026-11", 4)]), ("2025", [])]
+    assert [(year, [(month, n) for month, n in months if n]) for year, months in month.years] == [
+        ("2026", [("2026-11", 4)]),
+        ("2025", []),
+    ]
     first = calendar_month(view, "2025-12", STATUS_NOW)
     assert [c.hour if c else None for c in first.days[0].cells][4:6] == [None, "2025-12-30T05"]
     assert (first.earlier, first.later) == (None, "2026-01")
@@ -444,7 +444,8 @@ def test_a_stream_that_hangs_is_closed_after_its_read_once_its_file_changed(full
         raise Transient("gone")
 
     reader._read = hangs  # type: ignore[assignment]
-    thread = threading.Thread(target=reader.refresh)
+    stream = made._followed.current["events"]
+    thread = threading.Thread(target=made._followed._read, args=(stream, 0.0))
     thread.start()
     assert begun.wait(30)
     made._followed.folder = folder_of(full)
@@ -658,7 +659,7 @@ def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
         key='"><img src=x onerror=y>',
     )
     rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
-    held = HourRows(rows, difference(full, NEXT, 1), duplicates(full, NEXT, 1), None)
+    held = HourRows(rows, compare(full, NEXT, 1, 1), None)
     page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
     html = parsed(browser(page).get(f"/streams/events/hours/{NEXT}").text)
     assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]

@@ -58,8 +58,9 @@ def views(job: Job) -> Iterator[tuple[str, Any, Callable[[Any], Text]]]:
     yield "audit", audit(job, None, with_kafka=False), audit_text
     accepted = load_state(job.lake, job.stream.table).is_accepted
     for hour in filter(accepted, (HOUR, NEXT)):
-        yield f"diff {hour}", dead_letters.difference(job, hour, 2), difference_text
-        yield f"duplicates {hour}", dead_letters.duplicates(job, hour, 9), duplicates_text
+        difference, duplicates = dead_letters.compare(job, hour, 2, 9)
+        yield f"diff {hour}", difference, difference_text
+        yield f"duplicates {hour}", duplicates, duplicates_text
 
 
 def metrics_text(job: Job) -> str:

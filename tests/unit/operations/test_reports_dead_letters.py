@@ -126,7 +126,7 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     read(one, speed, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
 
-    view = dead_letters.difference(job(one), NEXT, 5)
+    view = dead_letters.compare(job(one), NEXT, 5, 0).difference
 
     assert view.diff == Diff(missing=1, extra=1, changed=1, duplicate=2, unread=0)
     assert (view.speed_rows, view.batch_rows) == (5, 3)
@@ -152,7 +152,7 @@ def test_a_row_that_the_other_layer_made_a_dead_letter_is_explained(one: StreamL
     bury(one, {"kafka_offset": 5, "ingest_hour": HOUR}, branches=("batch",))
     accept(one, NEXT, CUT, [event(0, o) for o in (4, 7, 8, 9)])
 
-    view = dead_letters.difference(job(one), NEXT, 5)
+    view = dead_letters.compare(job(one), NEXT, 5, 0).difference
 
     assert view.diff == Diff(3, 2, 0, 0, 0, missing_dead=2, extra_dead=1)
     assert view.unexplained == {"missing": 1, "extra": 1}
@@ -170,7 +170,7 @@ def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) 
         update.add_column("later", StringType())
     accept(one, NEXT, CUT, [event(0, 4, later="a"), event(0, 5, n=8, later="b")])
 
-    view = dead_letters.difference(job(one), NEXT, 5)
+    view = dead_letters.compare(job(one), NEXT, 5, 0).difference
 
     assert view.diff == Diff(missing=0, extra=0, changed=1, duplicate=0, unread=0)
     [changed] = view.samples
@@ -181,7 +181,7 @@ def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -
     accept_before(one)
     read(one, [event(0, 4)], {0: 5})
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    view = dead_letters.difference(job(one), NEXT, 2)
+    view = dead_letters.compare(job(one), NEXT, 2, 0).difference
     assert view.diff == Diff(missing=5, extra=0, changed=0, duplicate=0, unread=5)
     assert view.unexplained == {}
     assert view.uncovered == "the speed layer has not read it to its end"
@@ -190,9 +190,8 @@ def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -
 
 def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) -> None:
     read(one, [event(0, 4)], {0: 10})
-    for view in (dead_letters.difference, dead_letters.duplicates):
-        with pytest.raises(Refused, match="anabranch explain events"):
-            view(job(one), NEXT, 5)
+    with pytest.raises(Refused, match="anabranch explain events"):
+        dead_letters.compare(job(one), NEXT, 5, 5)
 
 
 def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) -> None:
@@ -203,14 +202,14 @@ def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) 
         {0: 10},
     )
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
-    view = dead_letters.duplicates(job(one), NEXT, 100)
+    view = dead_letters.compare(job(one), NEXT, 0, 100).duplicates
     assert [(d.offset, d.key, d.repeats) for d in view.duplicates] == [
         (5, {"id": "0-2"}, Place(HOUR, 0, 2)),
         (6, {"id": "0-4"}, Place(NEXT, 0, 4)),
         (7, {"id": "0-2"}, Place(HOUR, 0, 2)),
     ]
     assert (view.counted, view.found, view.untold) == (3, 3, None)
-    limited = dead_letters.duplicates(job(one), NEXT, 1)
+    limited = dead_letters.compare(job(one), NEXT, 0, 1).duplicates
     assert (limited.found, limited.listed) == (3, 1)
 
 
@@ -224,7 +223,7 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
             update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}
         ),
     )
-    view = dead_letters.duplicates(none, NEXT, 5)
+    view = dead_letters.compare(none, NEXT, 0, 5).duplicates
     assert (view.counted, view.found) == (1, 0)
     assert (
         view.untold
@@ -241,7 +240,7 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     )
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
     two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
-    (duplicate,) = dead_letters.duplicates(two_parts, NEXT, 5).duplicates
+    (duplicate,) = dead_letters.compare(two_parts, NEXT, 0, 5).duplicates.duplicates
     assert (duplicate.offset, duplicate.key) == (5, {"id": "x", "n": None})
     assert duplicate.repeats == Place(NEXT, 0, 4)
 
@@ -253,7 +252,7 @@ def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> No
     )
     accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
     keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
-    view = dead_letters.duplicates(keyed_by_n, NEXT, 5)
+    view = dead_letters.compare(keyed_by_n, NEXT, 0, 5).duplicates
     assert [d.offset for d in view.duplicates] == [7]
     assert (
         view.untold
@@ -265,12 +264,14 @@ def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
-    assert dead_letters.duplicates(job(one), NEXT, 5).found == 1, "there was nothing to lose"
+    assert dead_letters.compare(job(one), NEXT, 0, 5).duplicates.found == 1, (
+        "there was nothing to lose"
+    )
     state = one.state()
     timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
     drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
     one.land(Publish(new_id(), (drop, Change("main")), timeline), state)
-    view = dead_letters.duplicates(job(one), NEXT, 5)
+    view = dead_letters.compare(job(one), NEXT, 0, 5).duplicates
     assert (view.counted, view.found) == (1, 0)
     assert view.untold == (
         "1 cannot be found: they are found in the speed layer's rows, and those of the hour "
