@@ -319,16 +319,10 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
 
         receiver, sent = Receiver(settings), []
         for row in reporting.decisions_of(job, span):
-            run, events = reporting.run_events(subject, row)
+            events = reporting.run_events(subject, row)
             receiver.send(events)
-            sent.append(
-                {
-                    "hour": row.hour,
-                    "revision": row.revision,
-                    "decision": row.decision,
-                    "run": run.id,
-                }
-            )
+            of_row = {name: getattr(row, name) for name in ("hour", "revision", "decision")}
+            sent.append({**of_row, "run": events[0].run.runId})
         lines = [
             f"{stream}: {s['hour']}  revision {s['revision']}  {s['decision']}  run {s['run']}"
             for s in sent

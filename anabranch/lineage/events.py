@@ -47,51 +47,26 @@ from pyiceberg.types import NestedField, StructType
 
 from anabranch.common.version import VERSION
 from anabranch.config import Catalog, Environment, Kafka, Stream
-from anabranch.lineage import ParentRun, parse_run
+from anabranch.lineage import parse_run
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.ledger_row import Counts, LedgerRow, QualityResult, accounted
 
 
-@dataclass(frozen=True)
-class HourRun:
-    """A run of an hour and its ledger row. `error` is why the hour was not accepted."""
-
-    id: str
-    hour: str
-    began: datetime
-    ended: datetime
-    error: str | None
-    row: LedgerRow
-    parent: ParentRun | None
-    root: ParentRun | None
-
-
-def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
+def run_id(table_uuid: str, row: LedgerRow) -> str:
+    """Return the id of a decision's run."""
     name = f"{table_uuid}.{row.hour}.{row.revision}"
-    refused = row.decision == "refused"
-    run = row.run
-    began = run.began if run is not None else row.recorded_at
-    name = f"{name}.{row.decision_id}" if refused else name
-    return HourRun(
-        id=str(generate_static_uuid(start_of(row.hour), name.encode())),
-        hour=row.hour,
-        began=min(began, row.recorded_at),
-        ended=row.recorded_at,
-        error=(row.reason or "refused") if refused else None,
-        row=row,
-        parent=_parsed_run(run.parent if run is not None else None),
-        root=_parsed_run(run.root if run is not None else None),
-    )
+    name = f"{name}.{row.decision_id}" if row.decision == "refused" else name
+    return str(generate_static_uuid(start_of(row.hour), name.encode()))
 
 
-def _parsed_run(text: str | None) -> ParentRun | None:
-    return parse_run(text) if text is not None else None
+def error_of(row: LedgerRow) -> str | None:
+    """Return why an hour was not accepted; None if it was."""
+    return (row.reason or "refused") if row.decision == "refused" else None
 
 
-def hour_facts(run: HourRun) -> dict[str, Any]:
+def hour_facts(row: LedgerRow) -> dict[str, Any]:
     """Return our own facet, described in `AnabranchHourRunFacet.json`."""
-    row = run.row
     cut, diff = row.cut, row.diff
     facts = {
         "hour": row.hour,
@@ -247,10 +222,6 @@ class Subject:
     dead_letters: Table
 
     @property
-    def table_uuid(self) -> str:
-        return str(self.table.metadata.table_uuid)
-
-    @property
     def topic(self) -> Name:
         return topic_name(self.environment.kafka, self.stream.topic)
 
@@ -261,22 +232,22 @@ class Subject:
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
 
-def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
+def events_of(subject: Subject, row: LedgerRow) -> tuple[RunEvent, RunEvent]:
     """Return the START event of a run, with inputs and outputs, and its end, with the result."""
-    ended = RunState.COMPLETE if run.error is None else RunState.FAIL
-    start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
+    ended = RunState.COMPLETE if error_of(row) is None else RunState.FAIL
+    began = row.run.began if row.run is not None else row.recorded_at
+    facets = _common_facets(row)
+    start = _event(subject, row, RunState.START, min(began, row.recorded_at), facets)
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
     start.outputs = [_dataset(OutputDataset, table_name(subject.table.location()), {})]
-    end = _event(
-        subject, run, ended, run.ended.isoformat(), _common_facets(run) | _final_facets(run)
-    )
-    end.inputs = [_input(subject, run)]
-    end.outputs = _outputs(subject, run)
+    end = _event(subject, row, ended, row.recorded_at, facets | _final_facets(row))
+    end.inputs = [_input(subject, row)]
+    end.outputs = _outputs(subject, row)
     return start, end
 
 
 def _event(
-    subject: Subject, run: HourRun, state: RunState, at: str, facets: dict[str, Any]
+    subject: Subject, row: LedgerRow, state: RunState, at: datetime, facets: dict[str, Any]
 ) -> RunEvent:
     stream = subject.stream
     description = _DESCRIPTION.format(topic=stream.topic, table=stream.table)
@@ -285,39 +256,35 @@ def _event(
         "jobType": job_type_job.JobTypeJobFacet("BATCH", "ANABRANCH", "JOB"),
     }
     job = event_v2.Job(subject.environment.lineage.namespace, f"{stream.name}.batch", job_facets)
-    return RunEvent(
-        eventType=state, eventTime=at, run=event_v2.Run(run.id, facets), job=job, producer=PRODUCER
-    )
+    run = event_v2.Run(run_id(str(subject.table.metadata.table_uuid), row), facets)
+    return RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job, producer=PRODUCER)
 
 
-def _common_facets(run: HourRun) -> dict[str, Any]:
-    begin, end = start_of(run.hour).isoformat(), end_of(run.hour).isoformat()
+def _common_facets(row: LedgerRow) -> dict[str, Any]:
+    begin, end = start_of(row.hour).isoformat(), end_of(row.hour).isoformat()
     facets: dict[str, Any] = {"nominalTime": nominal_time_run.NominalTimeRunFacet(begin, end)}
-    if run.parent is not None:
-        facets["parent"] = _parent(run.parent, run.root)
-    if run.row.run is not None and run.row.run.spark is not None:
-        version = run.row.run.spark
+    if row.run is not None and row.run.parent is not None:
+        facets["parent"] = _parent(row.run.parent, row.run.root)
+    if row.run is not None and row.run.spark is not None:
         facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
-            version, "spark", VERSION
+            row.run.spark, "spark", VERSION
         )
     return facets
 
 
-def _parent(parent: ParentRun, root: ParentRun | None) -> parent_run.ParentRunFacet:
+def _parent(parent: str, root: str | None) -> parent_run.ParentRunFacet:
     outermost = None
     if root is not None:
-        outermost = parent_run.Root(
-            parent_run.RootRun(root.run_id), parent_run.RootJob(root.namespace, root.job)
-        )
-    return parent_run.ParentRunFacet(
-        parent_run.Run(parent.run_id), parent_run.Job(parent.namespace, parent.job), outermost
-    )
+        namespace, job, id = parse_run(root)
+        outermost = parent_run.Root(parent_run.RootRun(id), parent_run.RootJob(namespace, job))
+    namespace, job, id = parse_run(parent)
+    return parent_run.ParentRunFacet(parent_run.Run(id), parent_run.Job(namespace, job), outermost)
 
 
-def _final_facets(run: HourRun) -> dict[str, Any]:
-    facets: dict[str, Any] = {"anabranch_hour": _HOUR_FACET | hour_facts(run)}
-    if run.error is not None:
-        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(run.error, "Python")
+def _final_facets(row: LedgerRow) -> dict[str, Any]:
+    facets: dict[str, Any] = {"anabranch_hour": _HOUR_FACET | hour_facts(row)}
+    if (error := error_of(row)) is not None:
+        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(error, "Python")
     return facets
 
 
@@ -338,12 +305,11 @@ def _topic_facets(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _input(subject: Subject, run: HourRun) -> InputDataset:
-    row, facets = run.row, {}
+def _input(subject: Subject, row: LedgerRow) -> InputDataset:
+    facets = {}
     if row.offsets is not None and row.gap is not None:
-        read = row.offsets - row.gap
         facets["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
-            read
+            row.offsets - row.gap
         )
     dataset: InputDataset = _dataset(
         InputDataset, subject.topic, _topic_facets(subject), inputFacets=facets
@@ -351,33 +317,28 @@ def _input(subject: Subject, run: HourRun) -> InputDataset:
     return dataset
 
 
-def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
-    row, name = run.row, table_name(subject.table.location())
-    facets, statistics = _table_facets(subject, row), {}
-    if run.error is None:
-        run_facts = row.run
-        files, size = (run_facts.files, run_facts.bytes) if run_facts is not None else (None, None)
-        statistics = {
-            "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                row.good, size, files
-            ),
-            "subset": _only_the_hour(run.hour),
-        }
+def _outputs(subject: Subject, row: LedgerRow) -> list[OutputDataset]:
+    name, facets = table_name(subject.table.location()), _table_facets(subject, row)
+    if error_of(row) is not None:
+        return [_dataset(OutputDataset, name, facets, outputFacets={})]
+    files, size = (row.run.files, row.run.bytes) if row.run is not None else (None, None)
+    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+    statistics = {
+        "outputStatistics": written(row.good, size, files),
+        "subset": _only_the_hour(row.hour),
+    }
     outputs = [_dataset(OutputDataset, name, facets, outputFacets=statistics)]
-    if run.error is None and row.dead:
-        written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(row.dead)
-        letter_facets = {
-            "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(
-                _DEAD_DESCRIPTION
-            ),
+    if row.dead:
+        documented = facet_v2.documentation_dataset.DocumentationDatasetFacet(_DEAD_DESCRIPTION)
+        facets = {
+            "documentation": documented,
             **_storage_facets(subject, subject.stream.dead_letters_table),
         }
-        where = table_name(subject.dead_letters.location())
-        outputs.append(
-            _dataset(
-                OutputDataset, where, letter_facets, outputFacets={"outputStatistics": written}
-            )
+        where, statistics = (
+            table_name(subject.dead_letters.location()),
+            {"outputStatistics": written(row.dead)},
         )
+        outputs.append(_dataset(OutputDataset, where, facets, outputFacets=statistics))
     return outputs
 
 

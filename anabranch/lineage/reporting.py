@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
     from anabranch.job import Job
-    from anabranch.lineage.events import HourRun, Subject
+    from anabranch.lineage.events import Subject
 
 
 LOG = logging.getLogger(__name__)
@@ -51,11 +51,10 @@ def subject_of(job: Job) -> Subject:
     )
 
 
-def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
-    from anabranch.lineage.events import events_of, run_of
+def run_events(subject: Subject, row: LedgerRow) -> tuple[RunEvent, RunEvent]:
+    from anabranch.lineage.events import events_of
 
-    run = run_of(subject.table_uuid, row)
-    return run, events_of(subject, run)
+    return events_of(subject, row)
 
 
 def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
@@ -96,7 +95,7 @@ def _send_since(job: Job, sequence: int) -> None:
         receiver, subject = Receiver(job.environment.lineage), subject_of(job)
         until = time.monotonic() + JOBS_WAIT.total_seconds()
         while unsent and time.monotonic() < until:
-            receiver.send(run_events(subject, unsent[0])[1])
+            receiver.send(run_events(subject, unsent[0]))
             unsent = unsent[1:]
     except Exception as error:
         LOG.warning("stream %s: lineage not sent: %s", job.stream.name, error)

@@ -108,16 +108,17 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
         lake.ledger.record(rows)
 
     recorded = [r for r in lake.ledger.history() if r.decision != "sealed"]
-    runs = [run_events(subject_of(job), row)[0] for row in recorded]
+    ends = [run_events(subject_of(job), row)[1] for row in recorded]
     # Marquez shows a job under the name of its parent.
     path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"
     wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs")
     shown = {run["id"]: run for run in ask(f"{path}/runs")["runs"]}
-    assert {r.id: shown[r.id]["state"] for r in runs} == {
-        r.id: "FAILED" if r.error is not None else "COMPLETED" for r in runs
+    assert {end.run.runId: shown[end.run.runId]["state"] for end in ends} == {
+        end.run.runId: "FAILED" if row.decision == "refused" else "COMPLETED"
+        for end, row in zip(ends, recorded, strict=True)
     }
-    one = ask(f"jobs/runs/{runs[0].id}")
-    assert one["args"]["nominal_start_time"] == f"{runs[0].hour}:00Z"
+    one = ask(f"jobs/runs/{ends[0].run.runId}")
+    assert one["args"]["nominal_start_time"] == f"{recorded[0].hour}:00Z"
     assert one["facets"]["anabranch_hour"]["balance"]["good"] == 9
     assert one["facets"]["parent"]["run"]["runId"] == parent
 
@@ -137,6 +138,6 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
 
     # Sent again, no run is there twice.
     for row in recorded:
-        Receiver(settings).send(run_events(subject_of(job), row)[1])
+        Receiver(settings).send(run_events(subject_of(job), row))
     assert {run["id"] for run in ask(f"{path}/runs")["runs"]} == set(shown)
     assert {run["state"] for run in ask(f"{path}/runs")["runs"]} == {"COMPLETED", "FAILED"}
