@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from anabranch.cli import many
 from anabranch.cli.options import (
     StreamSelection,
     conf_folder,
@@ -248,43 +249,19 @@ def _seal(stream: str, span: tuple[str, str] | None) -> Report[object]:
 
 def _seal_many(chosen: StreamSelection, span: tuple[str, str] | None) -> Report[object]:
     """Seal the hours of several streams concurrently. A stream's error does not stop the others."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from anabranch.common.errors import combined_exit_code
-    from anabranch.common.logs import configure_logging
-    from anabranch.common.remote_errors import classify_unexpected
-    from anabranch.job import open_jobs
 
-    configure_logging()
-
-    def seal(job: Job) -> tuple[str, ...] | AnabranchError:
-        try:
-            return _sealed_hours(job, span, is_many=True)
-        except AnabranchError as error:
-            return error
-        except Exception as error:
-            return classify_unexpected(f"stream {job.stream.name}: seal", error)
-
-    _, jobs, broken = open_jobs(conf_folder(), chosen.streams, chosen.group, chosen.every)
-    with ThreadPoolExecutor(_SEALED_AT_ONCE) as threads:
-        ended: dict[str, tuple[str, ...] | AnabranchError] = dict(broken)
-        ended |= dict(zip((job.stream.name for job in jobs), threads.map(seal, jobs), strict=True))
-    codes = {
-        name: found.exit_code if isinstance(found, AnabranchError) else 0
-        for name, found in ended.items()
-    }
-    views, lines = [], []
-    for name, found in sorted(ended.items()):
+    selected, codes, views, lines = many.select(chosen), [], [], []
+    ended = many.run(selected, partial(_sealed_hours, span=span, is_many=True))
+    for name, found in sorted(ended, key=lambda one: one[0]):
+        failed = found if isinstance(found, AnabranchError) else None
         hours = () if isinstance(found, AnabranchError) else found
-        error = str(found) if isinstance(found, AnabranchError) else None
-        views.append(
-            {"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error}
-        )
-        lines.append(_sealed_words(name, hours) if error is None else f"{name}: failed: {error}")
-    return Report({"streams": views}, lines, exit_code=combined_exit_code(codes.values()))
-
-
-_SEALED_AT_ONCE = 8
+        codes.append(failed.exit_code if failed else 0)
+        error = str(failed) if failed else None
+        views.append({"stream": name, "sealed": hours, "exit_code": codes[-1], "error": error})
+        lines.append(f"{name}: failed: {failed}" if failed else _sealed_words(name, hours))
+    code = combined_exit_code(codes)
+    return Report({"streams": views}, lines, exit_code=code, errors=selected.unanswered)
 
 
 def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False) -> tuple[str, ...]:
@@ -293,18 +270,16 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, is_many: bool = False)
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 
-    with closing(job.kafka):
-        sealing.require_ended(job.stream, job.lake, span or ())
-        sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
-        for hour in span or ():
-            if not is_many or hour >= sealed.state.timeline.first:
-                sealing.require_sealed(sealed.state, job.stream, hour)
+    sealing.require_ended(job.stream, job.lake, span or ())
+    sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
+    for hour in span or ():
+        if not is_many or hour >= sealed.state.timeline.first:
+            sealing.require_sealed(sealed.state, job.stream, hour)
     return sealed.hours
 
 
 def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Result:
     """Send the events of decisions that a receiver missed."""
-    from anabranch.cli.many import run_streams
     from anabranch.lineage import reporting
 
     def send(job: Job) -> Report[object]:
@@ -332,7 +307,7 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
             lines or [f"{stream}: nothing to send: no hour was accepted or refused"],
         )
 
-    return run_streams(chosen, send)
+    return many.run_streams(chosen, send)
 
 
 def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
