@@ -28,6 +28,12 @@ class Table(NamedTuple):
     rows: Iterable[Sequence[object]]
 
 
+def table_of(rows: Iterable[Mapping[str, object]]) -> Table:
+    """Return the table of rows, each by column."""
+    cells = list(rows)
+    return Table([*cells[0]] if cells else (), [list(row.values()) for row in cells])
+
+
 Text = Iterable[str | Table]
 
 
@@ -132,10 +138,10 @@ def print_text(text: Text) -> None:
     from anabranch.common.output import print_table
 
     for part in text:
-        if isinstance(part, Table):
-            print_table(*part)
-        else:
+        if not isinstance(part, Table):
             print(part)
+        elif part.columns:
+            print_table(*part)
     sys.stdout.flush()
 
 

@@ -19,7 +19,7 @@ from anabranch.cli.options import (
     conf_option,
     open_stream,
 )
-from anabranch.cli.report import Report, Result, Table, Text, report
+from anabranch.cli.report import Report, Result, Table, Text, report, table_of
 from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
@@ -356,18 +356,7 @@ def status_text(view: StreamStatus) -> Text:
 
 def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
     """Return the state of many streams, a line each."""
-    columns = (
-        "stream",
-        "lag",
-        "waiting since",
-        "complete through",
-        "to seal",
-        "sealed",
-        "refused",
-        "dead share",
-        "unexplained",
-    )
-    yield Table(columns, [_status_cells(name, view) for name, view in views.items()])
+    yield table_of(_status_cells(name, view) for name, view in views.items())
     for name, view in views.items():
         yield from (f"{name}: {words}" for words in _late_words(view))
 
@@ -386,28 +375,26 @@ def _lag(view: StreamStatus, lag: object) -> object:
     return "topic recreated" if view.topic_recreated else "log cut off" if view.unreadable else lag
 
 
-def _status_cells(name: str, view: StreamStatus) -> list[object]:
+def _status_cells(name: str, view: StreamStatus) -> dict[str, object]:
     from anabranch.protocol.ledger_row import percent
 
-    waiting = (
-        view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
-    )
-    hours, share = (
-        [len(view.to_seal), len(view.backlog), len(view.refused)],
-        view.running_dead_share,
-    )
-    dead = percent(share.share) if share is not None else ""
-    through = view.complete_through or "none"
-    lag = _lag(view, view.lag.offsets)
-    return [name, lag, waiting, through, *hours, dead, len(view.unexplained)]
+    waiting, share = view.waiting_since, view.running_dead_share
+    return {
+        "stream": name,
+        "lag": _lag(view, view.lag.offsets),
+        "waiting since": waiting.isoformat(timespec="seconds") if waiting is not None else "",
+        "complete through": view.complete_through or "none",
+        "to seal": len(view.to_seal),
+        "sealed": len(view.backlog),
+        "refused": len(view.refused),
+        "dead share": percent(share.share) if share is not None else "",
+        "unexplained": len(view.unexplained),
+    }
 
 
 def streams_text(views: Sequence[StreamSummary]) -> Text:
     """Return the streams as their files declare them."""
-    yield Table(
-        ("stream", "family", "group", "topic", "table", "state", "error"),
-        [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views],
-    )
+    yield table_of(map(vars, views))
 
 
 def doctor_text(examined: Examined) -> Text:

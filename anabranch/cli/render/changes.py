@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.report import Table, Text
+from anabranch.cli.report import Text, table_of
 from anabranch.lifecycle.retention import Promise, RowsExpired
 from anabranch.offsets.hours import spans_of
 from anabranch.offsets.position import ranges_to_keys, size, to_keys
-from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_run_words
+from anabranch.operations.reports.maintenance import Maintenance, last_run_words
 from anabranch.protocol.deliveries import Delivery
 
 if TYPE_CHECKING:
@@ -250,21 +250,20 @@ def maintained_text(
 def maintenance_text(view: Maintenance) -> Text:
     """Return the last run, and the size and pending work of each table."""
     yield f"last run: {last_run_words(view)}"
-    rows = [
-        [
-            name,
-            t.metadata_bytes,
-            t.snapshots,
-            t.expirable,
-            t.tags,
-            t.manifests,
-            t.files,
-            t.rows,
-            spared.files if (spared := view.spared.get(name)) is not None else None,
-        ]
+    yield table_of(
+        {
+            "table": name,
+            "metadata bytes": t.metadata_bytes,
+            "snapshots": t.snapshots,
+            "to expire": t.expirable,
+            "tags": t.tags,
+            "manifests": t.manifests,
+            "files": t.files,
+            "rows": t.rows,
+            "unreferenced": spared.files if (spared := view.spared.get(name)) is not None else None,
+        }
         for name, t in view.tables.items()
-    ]
-    yield Table(COLUMNS, rows)
+    )
     for name, why in view.unread.items():
         yield f"could not read {name}: {why}"
     if view.speed_files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from anabranch.cli.report import Table, Text
+from anabranch.cli.report import Table, Text, table_of
 from anabranch.kafka.batches import CLASSES, PRESENT
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.protocol.decisions import changed_words
@@ -21,38 +21,31 @@ if TYPE_CHECKING:
 
 
 def hours_text(views: Sequence[HourSummary]) -> Text:
-    columns = (
-        "hour",
-        "state",
-        "revision",
-        "served",
-        *COUNTS,
-        "conflicts",
-        "dead share",
-        "speed rows",
-        "diff",
-        "quality",
-        "reason",
-    )
-    yield Table(columns, [_hour_cells(view) for view in views])
+    yield table_of(map(_hour_cells, views))
 
 
-def _hour_cells(view: HourSummary) -> list[object]:
+def _hour_cells(view: HourSummary) -> dict[str, object]:
     diff = view.diff
-    differing = f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else ""
-    passed = {True: "passed", False: "failed", None: ""}[view.quality.passed]
-    dead = percent(view.dead_share.share) if view.dead_share is not None else ""
-    checks = (dead, view.speed_rows, differing, passed, view.reason)
-    about = (view.hour, view.state, view.revision or "", view.served)
-    return [*about, *view.counts.cells, view.counts.conflicts or "", *checks]
+    return {
+        "hour": view.hour,
+        "state": view.state,
+        "revision": view.revision or "",
+        "served": view.served,
+        **dict(zip(COUNTS, view.counts.cells, strict=True)),
+        "conflicts": view.counts.conflicts or "",
+        "dead share": percent(view.dead_share.share) if view.dead_share is not None else "",
+        "speed rows": view.speed_rows,
+        "diff": f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else "",
+        "quality": {True: "passed", False: "failed", None: ""}[view.quality.passed],
+        "reason": view.reason,
+    }
 
 
 def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFacts]) -> Text:
     if not decisions:
         yield f"{stream}: the ledger has no decision{f' about hour {hour}' if hour else ''} yet"
         return
-    columns = ("hour", "at", "decision", "revision", "served", *COUNTS, "changed", "reason")
-    yield Table(columns, [_decision_cells(decision) for decision in decisions])
+    yield table_of(map(_decision_cells, decisions))
     for decision in decisions:
         if decision.readable is None or (decision.tag is None and decision.query is not None):
             continue
@@ -62,12 +55,18 @@ def history_text(stream: str, hour: str | None, decisions: Sequence[DecisionFact
             yield f"  {decision.query}"
 
 
-def _decision_cells(decision: DecisionFacts) -> list[object]:
+def _decision_cells(decision: DecisionFacts) -> dict[str, object]:
     is_restated = decision.decision == "accepted" and decision.revision > 1
-    changed = changed_words(decision.changed) if is_restated else ""
-    at, revision = f"{decision.at:%F %T}", decision.revision or ""
-    about = (decision.hour, at, decision.decision, revision, decision.served)
-    return [*about, *decision.counts.cells, changed, decision.reason]
+    return {
+        "hour": decision.hour,
+        "at": f"{decision.at:%F %T}",
+        "decision": decision.decision,
+        "revision": decision.revision or "",
+        "served": decision.served,
+        **dict(zip(COUNTS, decision.counts.cells, strict=True)),
+        "changed": changed_words(decision.changed) if is_restated else "",
+        "reason": decision.reason,
+    }
 
 
 def acts_text(stream: str, acts: Sequence[ActRecord]) -> Text:

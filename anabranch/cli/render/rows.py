@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from anabranch.cli.report import Table, Text
+from anabranch.cli.report import Table, Text, table_of
 from anabranch.common.output import plain, text
 from anabranch.protocol.ledger_row import percent
 
@@ -163,9 +163,7 @@ def check_text(view: Check) -> Text:
             f"{reason.records:,} of {view.records:,} would be dead letters: {text(reason.text)} "
             f"({reason.code}; partition {reason.partition}, offset {reason.offset})"
         )
-    if view.rows:
-        rows = [[_shown(value) for value in row.values()] for row in view.rows]
-        yield Table([*view.rows[0]], rows)
+    yield table_of({name: _shown(value) for name, value in row.items()} for row in view.rows)
 
 
 def checked_text(view: Check) -> Text:
@@ -186,10 +184,7 @@ def drift_text(view: SchemaDrift) -> Text:
     if not view.fields:
         yield f"{view.stream}: no unknown fields in the hours that were counted"
         return
-    yield Table(
-        ("field", "records", "hours", "first hour", "last hour", "type", "samples", "note"),
-        [_field_cells(field) for field in view.fields],
-    )
+    yield table_of(map(_field_cells, view.fields))
     if view.others:
         yield f"\nand up to {view.others} more names in an hour, which are not counted by name"
     if view.schema is not None:
@@ -208,46 +203,35 @@ def drift_text(view: SchemaDrift) -> Text:
         )
 
 
-def _field_cells(field: DriftedField) -> list[object]:
-    note = field.obstacle or ("in the schema now: restate its hours" if field.taken_up else "")
-    return [
-        field.name,
-        field.records,
-        field.hours,
-        field.first_hour,
-        field.last_hour,
-        field.type or "",
-        ", ".join(field.samples),
-        note,
-    ]
+def _field_cells(field: DriftedField) -> dict[str, object]:
+    taken_up = "in the schema now: restate its hours" if field.taken_up else ""
+    return {
+        "field": field.name,
+        "records": field.records,
+        "hours": field.hours,
+        "first hour": field.first_hour,
+        "last hour": field.last_hour,
+        "type": field.type or "",
+        "samples": ", ".join(field.samples),
+        "note": field.obstacle or taken_up,
+    }
 
 
 def opened_text(found: Iterable[Opened]) -> Text:
     """Return the files and bytes that a query read."""
-    columns = (
-        "table",
-        "files",
-        "of files",
-        "bytes",
-        "of bytes",
-        "bytes of columns",
-        "columns",
-        "condition",
-    )
-    rows = [
-        (
-            o.table,
-            o.files,
-            o.all_files,
-            o.bytes,
-            o.all_bytes,
-            o.column_bytes,
-            " ".join(o.columns),
-            o.condition,
-        )
+    yield table_of(
+        {
+            "table": o.table,
+            "files": o.files,
+            "of files": o.all_files,
+            "bytes": o.bytes,
+            "of bytes": o.all_bytes,
+            "bytes of columns": o.column_bytes,
+            "columns": " ".join(o.columns),
+            "condition": o.condition,
+        }
         for o in found
-    ]
-    yield Table(columns, rows)
+    )
 
 
 def provenance_text(found: Sequence[Provenance]) -> Text:

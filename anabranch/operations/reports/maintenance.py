@@ -189,19 +189,6 @@ def last_run_words(view: Maintenance) -> str:
     return f"steps failed at {last.ended.isoformat(timespec='seconds')}: {steps}; {before}"
 
 
-COLUMNS = (
-    "table",
-    "metadata bytes",
-    "snapshots",
-    "to expire",
-    "tags",
-    "manifests",
-    "files",
-    "rows",
-    "unreferenced",
-)
-
-
 NEWEST_HOURS = 3
 """Number of newest hours, including the running one, whose dead letters are counted by reason."""
 # Maximum number of new dead-letter files that one read opens; later reads count the rest.
