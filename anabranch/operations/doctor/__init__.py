@@ -7,7 +7,7 @@ warehouse, which it writes, lists, reads and deletes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -215,13 +215,13 @@ def _examine_stream(environment: Environment, readings: _Readings) -> tuple[list
 
 def _judge(
     reading: TimedRead[T],
-    findings: Callable[[T], list[Finding]],
+    findings: Callable[[T], Iterable[Finding]],
     failed: Callable[[AnabranchError], Finding | None],
 ) -> Examined:
     """Return the findings from a reader's result, or from its error."""
     facts = reading.facts()
     if not isinstance(facts, AnabranchError):
-        return Examined(reading.name, reading.seconds, findings(facts))
+        return Examined(reading.name, reading.seconds, [*findings(facts)])
     is_late = isinstance(facts, NoAnswer) and reading.is_given_up
     remedy = (
         "run the same command with a larger --limit SECONDS"

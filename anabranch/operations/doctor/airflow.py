@@ -15,7 +15,7 @@ from typing import Any
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
-from anabranch.operations.doctor.finding import Finding, Issue, error, listed, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
@@ -92,7 +92,6 @@ def failed(why: str) -> Finding:
     return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
-@listed
 def findings(
     streams: Sequence[Stream], families: Mapping[str, str], facts: AirflowFacts
 ) -> Iterator[Finding]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import wraps
-from typing import ParamSpec
-
-P = ParamSpec("P")
 
 
 class Severity(StrEnum):
@@ -111,13 +106,3 @@ def warning(check: Issue, subject: str, expected: str, found: str, remedy: str) 
 
 def info(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.INFO, subject, expected, found, remedy)
-
-
-def listed(judge: Callable[P, Iterator[Finding]]) -> Callable[P, list[Finding]]:
-    """Return a function that returns a generator's findings as a list."""
-
-    @wraps(judge)
-    def findings(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
-        return list(judge(*args, **kwargs))
-
-    return findings

@@ -27,7 +27,6 @@ from anabranch.operations.doctor.finding import (
     Severity,
     error,
     info,
-    listed,
     warning,
 )
 from anabranch.operations.reports.status import SPARE
@@ -133,7 +132,6 @@ def _is_local(kafka: Kafka) -> bool:
     return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
 
-@listed
 def findings(
     kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime
 ) -> Iterator[Finding]:

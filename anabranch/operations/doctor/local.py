@@ -17,7 +17,7 @@ from shlex import quote
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
-from anabranch.operations.doctor.finding import Finding, Issue, error, listed, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 from anabranch.spark import jars
 from anabranch.spark.java import OLDEST, require_java, require_temporary, require_user
 from anabranch.spark.settings import (
@@ -133,7 +133,6 @@ def _exposed(environment: Environment) -> tuple[str, ...]:
         return ()
 
 
-@listed
 def findings(facts: LocalFacts) -> Iterator[Finding]:
     if facts.no_java is not None:
         remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"

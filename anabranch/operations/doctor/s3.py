@@ -27,7 +27,7 @@ from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import LifecycleRule, bucket_and_key, open_store
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 
 T = TypeVar("T")
 
@@ -205,7 +205,6 @@ def failed(environment: Environment, where: Warehouse, failure: AnabranchError) 
     return error(Issue.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
 
 
-@listed
 def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> Iterator[Finding]:
     subject = f"s3://{where.bucket}/{where.prefix}"
     if not facts.has_bucket:

@@ -13,7 +13,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import Lost, audit, find_lost
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
     StreamStatus,
@@ -72,7 +72,6 @@ def undelivered(job: Job, view: StreamStatus) -> dict[str, int]:
     return {name: len(view.hours if hours is None else hours) for name, hours in waiting.items()}
 
 
-@listed
 def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
     view, name = facts.status, stream.name
     # Kafka's check names a topic that is missing.

@@ -21,7 +21,7 @@ from anabranch.iceberg.foreign_columns import find_foreign_changes, published_sc
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, listed, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
@@ -180,7 +180,6 @@ def _table_names(stream: Stream) -> tuple[str, ...]:
     return (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
 
 
-@listed
 def findings(catalog: str, stream: Stream, facts: TableFacts) -> Iterator[Finding]:
     """Return the findings. `catalog`: the catalog's name in Spark. Pure."""
     apply = f"anabranch apply {stream.name}"

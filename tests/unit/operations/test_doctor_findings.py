@@ -137,7 +137,7 @@ def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
     here = BROKERS.model_copy(update={"bootstrap_servers": "127.0.0.1:19092"})
     elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
     facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
-    assert kafka.findings(here, STREAM, facts, UNREAD, NOW) == []
+    assert [*kafka.findings(here, STREAM, facts, UNREAD, NOW)] == []
     assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {
         Issue.REPLICATION: Severity.INFO
     }
@@ -252,7 +252,7 @@ def test_a_speed_layer_that_is_later_than_promised_is_an_error() -> None:
 def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     made = new_lake(tmp_path)
     facts = tables.read(made.environment, made.stream, made.lake)
-    assert tables.findings("lake", made.stream, facts) == []
+    assert [*tables.findings("lake", made.stream, facts)] == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
     services.read_catalog(made.environment)
@@ -285,7 +285,7 @@ def test_tables_that_differ() -> None:
         columns="column n is missing",
         drifts=(drift,),
     )
-    found = tables.findings("lake", STREAM, facts)
+    found = [*tables.findings("lake", STREAM, facts)]
     assert checks(found) == {
         Issue.TABLE_MISSING: "error", Issue.BRANCH_MISSING: "error", Issue.COLUMNS: "error",
         Issue.PROPERTIES: "warning",
@@ -313,7 +313,7 @@ def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path)
     facts = tables.TableFacts(
         optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),)
     )
-    found = tables.findings("lake", STREAM, facts)
+    found = [*tables.findings("lake", STREAM, facts)]
     assert checks(found) == {Issue.REF_AGE: "error", Issue.OPTIMIZER: "info"}
     expected = f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
     assert found[0].remedy == expected
@@ -647,7 +647,7 @@ WELL = airflow.AirflowFacts(
 def test_problems_that_keep_airflow_from_running_a_streams_dags(
     changed: dict[str, Any], expected: dict[Issue, Severity]
 ) -> None:
-    found = airflow.findings([new_stream()], {}, replace(WELL, **changed))
+    found = [*airflow.findings([new_stream()], {}, replace(WELL, **changed))]
     assert checks(found) == expected
 
 
@@ -655,7 +655,7 @@ def test_a_family_has_one_dag_and_a_group_its_own() -> None:
     streams = [new_stream(name=f"tenants_{one}", group="small") for one in "ab"]
     families = dict.fromkeys(("tenants_a", "tenants_b"), "tenants")
     dags = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
-    assert airflow.findings(streams, families, replace(WELL, dags=dags)) == []
+    assert [*airflow.findings(streams, families, replace(WELL, dags=dags))] == []
     [missing, other] = airflow.findings(streams, families, replace(WELL, dags={}))
     assert missing.expected == "the DAGs of group small"
     assert missing.found == "no anabranch_hourly_group__small"
