@@ -101,17 +101,11 @@ class Token:
 
     def encode(self) -> str:
         """Return the token as printable text without blanks or quotes, opaque to consumers."""
-        data: dict[str, object] = {"s": self.stream}
-        if self.first:
-            data["f"] = self.first
-        if self.cursor is not None:
-            data["c"] = [self.cursor.sequence, self.cursor.digest]
-        if self.ahead:
-            data["a"] = {
-                hour: [content.revision, content.layer, content.erased]
-                for hour, content in sorted(self.ahead.items())
-            }
-        text = json.dumps(data, separators=(",", ":")).encode()
+        cursor = [*vars(self.cursor).values()] if self.cursor is not None else None
+        ahead = {hour: [*vars(content).values()] for hour, content in sorted(self.ahead.items())}
+        data = {"s": self.stream, "f": self.first, "c": cursor, "a": ahead}
+        given = {key: value for key, value in data.items() if value}
+        text = json.dumps(given, separators=(",", ":")).encode()
         return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")
 
     @staticmethod

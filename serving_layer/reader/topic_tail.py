@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from anabranch.common.errors import Refused
 from anabranch.config import Stream
@@ -22,7 +23,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import HourRange, hour_ranges, undecided
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between, ranges_to_keys, size
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.erasure import HashedValues, load_filter
+from anabranch.protocol.erasure import HourFilter, load_filter
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.merge import plan_seam, state_at
 from anabranch.protocol.sealing import BoundaryResolver, ask, resolve_state
@@ -32,6 +33,8 @@ from serving_layer.query import Selected, SelectedRows
 from serving_layer.reader.selection import Selection, Shown, snapshot_as_of
 
 LOG = logging.getLogger(__name__)
+
+_PLACE = ("ingest_hour", "kafka_partition", "kafka_offset")
 
 
 @dataclass
@@ -210,30 +213,18 @@ class TopicTail:
         ]
         return pa.table(columns, self.schema.names).cast(self.schema)
 
-    def _erased(self, rows: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _erased(self, rows: pa.Table) -> NDArray[np.bool_]:
         """Return which records an erasure covers."""
         erased = np.zeros(len(rows), np.bool_)
         if not self._decided.state.erasures.all:
             return erased
-        partitions, offsets = (
-            rows.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset")
+        by_hour = dict[str, Ranges]()
+        offsets = rows.group_by(["ingest_hour", "kafka_partition"]).aggregate(
+            [("kafka_offset", "min"), ("kafka_offset", "max")]
         )
-        hours = np.asarray(rows.column("ingest_hour").to_pylist())
-
-        def inside(ranges: Ranges) -> np.ndarray[Any, np.dtype[np.bool_]]:
-            found = np.zeros(len(rows), np.bool_)
-            for p, (start, end) in ranges.items():
-                found |= (partitions == p) & (offsets >= start) & (offsets < end)
-            return found
-
-        by_hour = {
-            str(hour): {
-                int(p): (int(of.min()), int(of.max()) + 1)
-                for p in np.unique(partitions[hours == hour])
-                if len(of := offsets[(hours == hour) & (partitions == p)])
-            }
-            for hour in np.unique(hours)
-        }
+        for one in offsets.to_pylist():
+            span = one["kafka_offset_min"], one["kafka_offset_max"] + 1
+            by_hour.setdefault(one["ingest_hour"], {})[one["kafka_partition"]] = span
         found = load_filter(
             self._lake.environment,
             self._stream,
@@ -242,15 +233,18 @@ class TopicTail:
             self._decided.position.topic_id,
             by_hour,
         )
-        for one in found.hours if found is not None else ():
-            for p, o in one.places:
-                erased |= (hours == one.hour) & (partitions == p) & (offsets == o)
-            for hashed in one.values:
-                texts = rows.column(hashed.column).to_pylist()
-                covered = np.flatnonzero((hours == one.hour) & inside(hashed.ranges))
-                erased[[i for i in covered if _is_erased(texts[i], hashed)]] = True
+        filters = {one.hour: one for one in found.hours} if found is not None else {}
+        columns = {hashed.column for one in filters.values() for hashed in one.values}
+        for i, row in enumerate(rows.select([*_PLACE, *sorted(columns)]).to_pylist()):
+            one = filters.get(row["ingest_hour"])
+            erased[i] = one is not None and _is_erased(row, one)
         return erased
 
 
-def _is_erased(value: object, hashed: HashedValues) -> bool:
-    return value is not None and hashed.matches(str(value))
+def _is_erased(row: Mapping[str, Any], one: HourFilter) -> bool:
+    p, o = row["kafka_partition"], row["kafka_offset"]
+    return (p, o) in one.places or any(
+        row[hashed.column] is not None and hashed.matches(str(row[hashed.column]))
+        for hashed in one.values
+        if hashed.ranges.get(p, (0, 0))[0] <= o < hashed.ranges.get(p, (0, 0))[1]
+    )
