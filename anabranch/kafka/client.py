@@ -18,10 +18,12 @@ from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
 from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
+from numpy.typing import NDArray
 
 from anabranch import config
 from anabranch.common.errors import (
@@ -592,16 +594,11 @@ class KafkaAdapter:
         results = self._ask(doing, lambda admin: admin.alter_group_offsets(group, values), right)
         return [failure for failure in results.values() if failure is not errors.NoError]
 
-    def read_offsets(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[int]]]:
-        """Yield the offsets of `ranges` that a `read_committed` consumer receives, with their
-        partition, in order and in pieces. No range is empty, and all end at or below the last
+    def read_records(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[Any]]]:
+        """Yield kafka-python's records of `ranges` that a `read_committed` consumer receives, with
+        their partition, in order and in pieces. No range is empty, and all end at or below the last
         stable offsets. Reads some 20,000 records a second on a shared core. Raises Transient if the
         brokers stop answering or no longer have a range."""
-        for p, records in self.read_records(topic, ranges):
-            yield p, [r.offset for r in records]
-
-    def read_records(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[Any]]]:
-        """Yield kafka-python's records like `read_offsets`."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         doing = f"read topic {topic}"
         settings = _consumer_settings(self._kafka) | {
@@ -638,7 +635,7 @@ class KafkaAdapter:
     def newest_records(self, topic: Topic, count: int, oldest: int = 0) -> list[Any]:
         """Return the newest `count` records of a topic, and of those before them the `oldest`, both
         spread over its partitions, as kafka-python has them; fewer if compaction or aborted
-        transactions left gaps, or they are large. Raises as `read_offsets`."""
+        transactions left gaps, or they are large. Raises as `read_records`."""
         starts, ends = self.log_starts(topic), self.stable_ends(topic)
         newest = plan_newest(starts, ends, count)
         before = {p: newest[p][0] if p in newest else end for p, end in ends.items()}
@@ -658,6 +655,12 @@ class KafkaAdapter:
         last stable offset. Reads the record batches around them (`anabranch.kafka.batches`)."""
         fetch = self._fetch_of(topic)
         return {p: explain_missing(partial(fetch, p), m) for p, m in sorted(missing.items())}
+
+    def classify(self, topic: str, partition: int, start: int, end: int) -> NDArray[np.uint8]:
+        """Return the class of each offset of a range, as in `anabranch.kafka.batches.CODES`; all
+        are below the last stable offset. Reads the record batches."""
+        every = Missing(start, np.ones(end - start, np.bool_))
+        return explain_missing(partial(self._fetch_of(topic), partition), every).codes
 
     def find_large(self, topic: str, ranges: Ranges, limit: int) -> list[Stretch]:
         """Return the stretches of `ranges`, all below the last stable offset, that have a record of

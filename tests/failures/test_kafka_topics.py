@@ -81,7 +81,7 @@ def ranges_left(one: World, ends: dict[int, int]) -> Ranges:
 def given(one: World, ranges: Ranges) -> int:
     """How many records of the ranges a consumer is given."""
     return (
-        sum(len(offsets) for _, offsets in one.kafka.read_offsets(one.name, ranges))
+        sum(len(records) for _, records in one.kafka.read_records(one.name, ranges))
         if ranges
         else 0
     )

@@ -71,7 +71,7 @@ def topic(super_user: config.Kafka) -> Topic:
         ),
         (
             (),
-            lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})),
+            lambda a, t: list(a.read_records(t.name, {0: (0, 1)})),
             "--operation Describe --topic {topic}",
         ),
         (
@@ -81,7 +81,7 @@ def topic(super_user: config.Kafka) -> Topic:
         ),
         (
             ("DESCRIBE",),
-            lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})),
+            lambda a, t: list(a.read_records(t.name, {0: (0, 1)})),
             "--operation Read --topic {topic}",
         ),
         (
@@ -157,9 +157,9 @@ def _delete(kafka: config.Kafka, topic: str) -> None:
         lambda a, t: a.settings(t.name),
         lambda a, t: a.stable_ends(t),
         lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1),
-        lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})),
+        lambda a, t: list(a.read_records(t.name, {0: (0, 1)})),
     ],
-    ids=["describe", "settings", "stable_ends", "stamps_from", "read_offsets"],
+    ids=["describe", "settings", "stable_ends", "stamps_from", "read_records"],
 )
 def test_asking_for_a_deleted_topic_does_not_create_it(
     super_user: config.Kafka,

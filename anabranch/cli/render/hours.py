@@ -12,7 +12,7 @@ from anabranch.protocol.decisions import changed_words
 from anabranch.protocol.ledger_row import COUNTS, percent
 
 if TYPE_CHECKING:
-    from anabranch.operations.audit.checks import AuditedHour, AuditReport
+    from anabranch.operations.audit.checks import Audited, AuditReport
     from anabranch.operations.audit.other import OtherAudit, Spans
     from anabranch.operations.reports.acts import ActRecord
     from anabranch.operations.reports.status import HourSummary
@@ -118,7 +118,7 @@ def audit_text(report: AuditReport) -> Text:
         yield f"{report.stream}: no accepted hour to audit"
         return
     names = ("hour", "served", "offsets", "rows", "dead", "duplicate", "gap", "batch", "kafka", "")
-    yield Table(names, [_audit_cells(hour) for hour in report.hours])
+    yield Table(names, [_audit_cells(hour, report) for hour in report.hours])
     for disagreement in report.disagreements:
         yield disagreement.message
     offsets = sum(_offsets(hour) for hour in report.hours)
@@ -135,13 +135,12 @@ def audit_text(report: AuditReport) -> Text:
         yield f"{subject}: ledger, files and Kafka agree"
 
 
-def _offsets(hour: AuditedHour) -> int:
-    return sum(r.cut[1] - r.cut[0] for r in hour.audited.partitions.values())
+def _offsets(audited: Audited) -> int:
+    return sum(r.cut[1] - r.cut[0] for r in audited.partitions.values())
 
 
-def _audit_cells(hour: AuditedHour) -> list[object]:
+def _audit_cells(audited: Audited, report: AuditReport) -> list[object]:
     """Return the cells of an hour: counts from the files, duplicates and gaps from the ledger."""
-    audited = hour.audited
     counted = list(audited.partitions.values())
     kafka = [r.kafka for r in counted if r.kafka is not None]
     in_kafka = sum(k.in_kafka[1] - k.in_kafka[0] for k in kafka)
@@ -150,14 +149,14 @@ def _audit_cells(hour: AuditedHour) -> list[object]:
     return [
         audited.hour,
         audited.served,
-        _offsets(hour),
+        _offsets(audited),
         sum(r.rows for r in counted),
         sum(r.dead for r in counted),
         "" if duplicate is None else duplicate,
         "" if gap is None else gap,
         sum(r.batch for r in counted),
         audited.kafka or f"{given} of {in_kafka} given",
-        f"{len(hour.disagreements)} disagree" if hour.disagreements else "agrees",
+        f"{number} disagree" if (number := len(report.of_hour(audited.hour))) else "agrees",
     ]
 
 

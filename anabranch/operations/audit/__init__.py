@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFile
@@ -25,13 +25,7 @@ from anabranch.operations.audit.checks import (
     check_adjacent_cuts,
     check_expired,
 )
-from anabranch.operations.audit.count import (
-    FileCounts,
-    OffsetCounts,
-    count_files,
-    count_returned,
-    recount,
-)
+from anabranch.operations.audit.count import Codes, FileCounts, count_files, recount
 from anabranch.protocol import ledger
 from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import LedgerRow
@@ -180,17 +174,11 @@ def _audit(
     )
     # Step 2: Kafka.
     reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
-    given, there = None, Ranges()
+    codes, there = dict[int, Codes](), Ranges()
     if reason is None and topic is not None:
-        given, there = _read(job, topic, cut, progress)
+        codes, there = _read(job, topic, cut, progress)
         reason = None if there or not cut.offsets else "Kafka's retention deleted all of it"
-    partitions = recount(
-        cut.ranges,
-        counted,
-        given,
-        there,
-        lambda missing: job.kafka.explain_missing(job.stream.topic, missing),
-    )
+    partitions = recount(cut.ranges, counted, there, codes)
     # Step 3: compare rows that the batch layer removed with the rows that they repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
@@ -238,25 +226,17 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
     return "its log was restarted since" if gone else None
 
 
-def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
-    """Return the cut's offsets that Kafka returns, and the part in its log throughout."""
+def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[dict[int, Codes], Ranges]:
+    """Return the part of the cut that Kafka's log had throughout, and the class of its offsets."""
     before = clip_to_log(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
-    given = count_returned(
-        before,
-        _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else (),
-    )
+    codes = {}
+    for p, (start, end) in before.items():
+        codes[p] = job.kafka.classify(topic.name, p, start, end)
+        progress.part(end - start)
     # Read the log starts again: retention may have deleted records in the meantime.
-    return given, clip_to_log(
-        before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()}
-    )
-
-
-def _with_progress(
-    read: Iterator[tuple[int, list[int]]], progress: Progress
-) -> Iterator[tuple[int, list[int]]]:
-    for partition, offsets in read:
-        yield partition, offsets
-        progress.part(len(offsets))
+    ends = {p: end for p, (_, end) in before.items()}
+    there = clip_to_log(before, job.kafka.log_starts(topic), ends)
+    return {p: codes[p][start - before[p][0] :] for p, (start, _) in there.items()}, there
 
 
 def clip_to_log(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:

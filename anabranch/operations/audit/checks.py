@@ -7,11 +7,11 @@ sentence with hour, partition, expected and found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
+from anabranch.kafka.batches import ABORTED, CONTROL
 from anabranch.offsets.hours import IMPORTED, Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
 from anabranch.protocol.ledger_row import COUNTS, TERMS, HourAccount, Layer, LedgerRow, accounted
@@ -37,9 +37,7 @@ class Disagreement:
         return f"{where}: {self.what}: expected {self.expected}, found {self.found}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "hour"} | {
-            "message": self.message
-        }
+        return vars(self) | {"message": self.message}
 
 
 @dataclass(frozen=True)
@@ -88,35 +86,41 @@ class Audited:
             r.kafka is not None and r.kafka.in_kafka == r.cut for r in live
         )
 
-
-def find_disagreements(audited: Audited) -> list[Disagreement]:
-    """Return all disagreements about one hour: ledger, files, Kafka. Pure."""
-    findings = _Findings(audited.hour)
-    _check_ledger(audited, findings)
-    _check_files(audited, findings)
-    for p, counted in sorted(audited.partitions.items()):
-        _check_partition(audited, p, counted, findings)
-    _check_totals(audited, findings)
-    _check_kafka(audited, findings)
-    return findings.found
-
-
-class _Findings:
-    def __init__(self, hour: str) -> None:
-        self._hour = hour
-        self.found: list[Disagreement] = []
+    @property
+    def read_of_kafka(self) -> str:
+        """How much of the hour was read from Kafka: `whole`, `part` or `not read`."""
+        if self.kafka:
+            return "not read"
+        return "whole" if self.is_held else "part"
 
     def differs(
         self, what: str, expected: object, found: object, partition: int | None = None
-    ) -> None:
-        self.found.append(Disagreement(self._hour, partition, what, str(expected), str(found)))
+    ) -> Disagreement:
+        return Disagreement(self.hour, partition, what, str(expected), str(found))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "hour": self.hour,
+            "served": self.served,
+            "revision": self.revision or (self.row.revision if self.row is not None else 0),
+            "ledger": {name: getattr(self.account, name) for name in COUNTS},
+            "partitions": {str(p): _partition_dict(r) for p, r in self.partitions.items()},
+            "kafka": self.read_of_kafka,
+            "kafka_reason": self.kafka,
+        }
 
 
-def _check_ledger(a: Audited, findings: _Findings) -> None:
+def find_disagreements(audited: Audited) -> list[Disagreement]:
+    """Return all disagreements about one hour: ledger, files, Kafka. Pure."""
+    checks = (_check_ledger, _check_files, _check_partitions, _check_totals, _check_kafka)
+    return [one for check in checks for one in check(audited)]
+
+
+def _check_ledger(a: Audited) -> Iterator[Disagreement]:
     row, account = a.row, a.account
     if a.accepted and (row is None or row.decision != "accepted"):
         again = "a restatement" if row is not None else "`anabranch apply`"
-        findings.differs(
+        yield a.differs(
             "ledger",
             "a row that accepts the hour, as on branch batch",
             f"none ({again} writes it again)",
@@ -124,54 +128,59 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
         return
     if not a.accepted:
         expected = "the hour accepted on branch batch, as in the ledger"
-        findings.differs(
+        yield a.differs(
             "table", expected, "that it is not accepted there (the next batch run rebuilds it)"
         )
     revision = row.revision if row is not None else None
     if a.revision and revision != a.revision:
-        findings.differs(
+        yield a.differs(
             "revision", f"{a.revision}, as on branch batch", f"{revision} in the ledger"
         )
     cut = row.cut if row is not None else None
     if a.cut is not None and cut is not None and cut != a.cut:
-        findings.differs(
+        yield a.differs(
             "cut", f"{a.cut.as_dict()}, as in the table", f"{cut.as_dict()} in the ledger"
         )
     size = sum(r.cut[1] - r.cut[0] for r in a.partitions.values())
     if account.offsets is not None and account.offsets != size:
-        findings.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
+        yield a.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
     if (closed := accounted(account)) not in (None, size):
         words = " + ".join(f"{getattr(account, name)} {name}" for name in TERMS)
         words += f" + {account.erased} erased" if account.erased else ""
-        findings.differs("balance of the ledger", f"{size} offsets", f"{closed}: {words}")
+        yield a.differs("balance of the ledger", f"{size} offsets", f"{closed}: {words}")
     gaps = account.gaps
     if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
-        findings.differs(
+        yield a.differs(
             "gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}"
         )
 
 
-def _check_files(a: Audited, findings: _Findings) -> None:
+def _check_files(a: Audited) -> Iterator[Disagreement]:
     for path in a.gone:
-        findings.differs("storage", f"the data file {path}", "none")
+        yield a.differs("storage", f"the data file {path}", "none")
     if a.foreign or a.absent:
         found = (
             f"{a.absent} of its files missing and {a.foreign} other files instead (`anabranch "
             "merge` repairs it)"
         )
-        findings.differs("main", f"the files of the {a.served} layer, which serves it", found)
+        yield a.differs("main", f"the files of the {a.served} layer, which serves it", found)
 
 
-def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) -> None:
+def _check_partitions(a: Audited) -> Iterator[Disagreement]:
+    for p, counted in sorted(a.partitions.items()):
+        yield from _check_partition(a, p, counted)
+
+
+def _check_partition(a: Audited, p: int, counted: Recount) -> Iterator[Disagreement]:
     start, end = counted.cut
     for source, n in counted.outside.items():
-        findings.differs(_WORDS[source], f"none outside the cut [{start}, {end})", n, p)
+        yield a.differs(_WORDS[source], f"none outside the cut [{start}, {end})", n, p)
     for source, n in counted.twice.items():
-        findings.differs(_WORDS[source], "each offset once", f"{n} repeated rows", p)
+        yield a.differs(_WORDS[source], "each offset once", f"{n} repeated rows", p)
     for source, n in counted.misplaced.items():
-        findings.differs(_WORDS[source], "only rows of this hour", f"{n} of another hour", p)
+        yield a.differs(_WORDS[source], "only rows of this hour", f"{n} of another hour", p)
     if counted.both:
-        findings.differs(
+        yield a.differs(
             "rows and dead letters",
             "each offset in only one of them",
             f"{counted.both} offsets in both",
@@ -184,14 +193,10 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
             f"{kafka.not_explained} stored offsets that Kafka does not return: "
             f"{_spans(kafka.not_given_at)}"
         )
-        findings.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
-    if hidden := kafka.silent_classes.get(PRESENT):
-        findings.differs(
-            "Kafka", "every record in its log to be returned", f"{hidden} that are not", p
-        )
+        yield a.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
 
 
-def _check_totals(a: Audited, findings: _Findings) -> None:
+def _check_totals(a: Audited) -> Iterator[Disagreement]:
     account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
@@ -205,15 +210,15 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
     )
     for source, expected, n in totals:
         if expected is not None and expected != n and a.accepted:
-            findings.differs(_WORDS[source], f"{expected}, as in the ledger", f"{n} offsets")
+            yield a.differs(_WORDS[source], f"{expected}, as in the ledger", f"{n} offsets")
     if a.unrepeated:
         expected_repeat = f"each to repeat a row of the hour or of the {a.lookback} before it"
-        findings.differs(
+        yield a.differs(
             "rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat no row"
         )
 
 
-def _check_kafka(a: Audited, findings: _Findings) -> None:
+def _check_kafka(a: Audited) -> Iterator[Disagreement]:
     """Compare Kafka's offsets with the stored ones: only duplicates and erased records may be
     missing from the table, and only gaps from Kafka."""
     if a.kafka is not None or not a.accepted:
@@ -238,12 +243,12 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
             for p, k in given.items()
             if k.kept_nowhere
         )
-        findings.differs("Kafka", expected, f"{nowhere} ({at})" if at else nowhere)
+        yield a.differs("Kafka", expected, f"{nowhere} ({at})" if at else nowhere)
     silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
     gap = account.gap
     stored = any(k.not_given for k in given.values())
     if gap is not None and not a.is_compacted and not stored and _is_off(silent, gap, a.is_held):
-        findings.differs(
+        yield a.differs(
             "Kafka",
             f"{_at_most(a.is_held)}{gap} offsets that Kafka does not return, the gaps",
             silent,
@@ -254,7 +259,7 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
         number = sum(k.silent_classes.get(name, 0) for k in given.values())
         recorded = account.gaps.get(name, 0)
         if recorded != number:
-            findings.differs(
+            yield a.differs(
                 "Kafka",
                 f"{recorded} offsets of class {name}, as in the ledger",
                 f"{number} in its log",
@@ -330,57 +335,34 @@ def check_expired(
 
 
 @dataclass(frozen=True)
-class AuditedHour:
-    audited: Audited
-    disagreements: tuple[Disagreement, ...]
-
-    @property
-    def read_of_kafka(self) -> str:
-        """How much of the hour was read from Kafka: `whole`, `part` or `not read`."""
-        if self.audited.kafka:
-            return "not read"
-        return "whole" if self.audited.is_held else "part"
-
-    def as_dict(self) -> dict[str, Any]:
-        a = self.audited
-        return {
-            "hour": a.hour,
-            "served": a.served,
-            "revision": a.revision or (a.row.revision if a.row is not None else 0),
-            "ledger": {name: getattr(a.account, name) for name in COUNTS},
-            "partitions": {str(p): _partition_dict(r) for p, r in a.partitions.items()},
-            "kafka": self.read_of_kafka,
-            "kafka_reason": a.kafka,
-            "disagreements": [d.as_dict() for d in self.disagreements],
-        }
-
-
-@dataclass(frozen=True)
 class AuditReport:
-    """The audited hours of a stream. `others`: disagreements about hours that were not audited.
+    """The audited hours of a stream, and all disagreements: about these hours, then about others.
     `expired`: the number of expired hours, which have no rows to count."""
 
     stream: str
-    hours: tuple[AuditedHour, ...]
-    others: tuple[Disagreement, ...] = ()
+    hours: tuple[Audited, ...]
+    disagreements: list[Disagreement]
     expired: int = 0
 
     @property
     def agrees(self) -> bool:
         return not self.disagreements
 
-    @property
-    def disagreements(self) -> list[Disagreement]:
-        """All disagreements: about the audited hours, then about others."""
-        return [d for hour in self.hours for d in hour.disagreements] + list(self.others)
+    def of_hour(self, hour: str) -> list[Disagreement]:
+        return [d for d in self.disagreements if d.hour == hour]
 
     def as_dict(self) -> dict[str, Any]:
+        known = {audited.hour for audited in self.hours}
+        hours = [
+            one.as_dict() | {"disagreements": [_without_hour(d) for d in self.of_hour(one.hour)]}
+            for one in self.hours
+        ]
         return {
             "stream": self.stream,
             "agrees": self.agrees,
             "expired": self.expired,
-            "hours": [hour.as_dict() for hour in self.hours],
-            "other_disagreements": [d.as_dict() | {"hour": d.hour} for d in self.others],
+            "hours": hours,
+            "other_disagreements": [d.as_dict() for d in self.disagreements if d.hour not in known],
         }
 
 
@@ -389,11 +371,15 @@ def build_report(
 ) -> AuditReport:
     """Return the report. `more`: disagreements across hours, also of hours not audited. Pure."""
     known = {a.hour for a in audited}
-    hours = [
-        AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour)))
-        for a in audited
+    found = [
+        d for a in audited for d in (*find_disagreements(a), *(m for m in more if m.hour == a.hour))
     ]
-    return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known), expired)
+    found += [d for d in more if d.hour not in known]
+    return AuditReport(stream, tuple(audited), found, expired)
+
+
+def _without_hour(disagreement: Disagreement) -> dict[str, Any]:
+    return {key: value for key, value in disagreement.as_dict().items() if key != "hour"}
 
 
 def _partition_dict(counted: Recount) -> dict[str, Any]:

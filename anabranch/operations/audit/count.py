@@ -1,4 +1,5 @@
-"""Recount an hour: which offsets of its cut are in the data files, and which Kafka returns.
+"""Recount an hour: which offsets of its cut are in the data files, and which are records of Kafka's
+log, by its record batches.
 
 Uses one byte for each offset and source: an hour of 40 million offsets takes 160 MB.
 """
@@ -6,7 +7,7 @@ Uses one byte for each offset and source: an hour of 40 million offsets takes 16
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.remote_errors import explain
-from anabranch.kafka.batches import COMPACTED, RETENTION, Explanation, Missing, spans
+from anabranch.kafka.batches import CODES, COMPACTED, PRESENT, RETENTION, spans
 from anabranch.offsets.position import Ranges
 
 _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
@@ -27,7 +28,8 @@ _MAX_COUNT = 255
 
 GONE = (COMPACTED, RETENTION)
 """Classes of missing records that were once in Kafka's log."""
-Explain = Callable[[Mapping[int, Missing]], Mapping[int, Explanation]]
+Codes = NDArray[np.uint8]
+"""The class of each offset of a range in Kafka's log (`anabranch.kafka.batches.CODES`)."""
 
 
 class OffsetCounts:
@@ -113,19 +115,10 @@ def _count(counted: FileCounts, batch: pa.RecordBatch, hour: str) -> None:
         counted.misplaced[pair["values"]] += pair["counts"]
 
 
-def count_returned(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
-    """Return counts of the offsets that Kafka returned."""
-    marks = OffsetCounts(ranges)
-    for partition, offsets in given:
-        if offsets:
-            marks.add(np.full(len(offsets), partition, np.int32), np.asarray(offsets, np.int64))
-    return marks
-
-
 @dataclass(frozen=True)
 class KafkaRecount:
-    """The offsets that Kafka returns for one partition of an hour, in the part of the cut that is
-    still in its log (`in_kafka`).
+    """The offsets of one partition of an hour that Kafka returns to a `read_committed` consumer, in
+    the part of the cut that its log still has (`in_kafka`).
 
     `kept_nowhere`: returned offsets that are not stored. `not_given`: stored offsets that Kafka
     does not return. `classes` and `silent_classes`: how many of these, and of the offsets neither
@@ -177,67 +170,59 @@ class Recount:
 def recount(
     ranges: Ranges,
     counted: Mapping[str, FileCounts],
-    given: OffsetCounts | None,
     in_kafka: Ranges,
-    explain: Explain,
+    codes: Mapping[int, Codes],
 ) -> dict[int, Recount]:
-    """Return the counts of `rows`, `batch` and `dead` by partition, compared with the offsets that
-    Kafka returned for `in_kafka`. `explain` reads the classes of other offsets from its log."""
+    """Return the counts of `rows`, `batch` and `dead` by partition, compared with the classes of
+    the offsets of `in_kafka`. Pure."""
 
     def is_in(source: str, p: int) -> NDArray[Any]:
         return counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0
 
-    kafka: dict[int, KafkaRecount] = {}
-    if given is not None:
-        kept = {p: is_in("rows", p) | is_in("dead", p) for p in in_kafka}
-        kafka = _compare_with_kafka(ranges, kept, given, in_kafka, explain)
+    def of_source(counts: str, p: int) -> dict[str, int]:
+        found = {source: (vars(c) | vars(c.marks))[counts] for source, c in counted.items()}
+        return {source: of[p] for source, of in found.items() if p in of}
+
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     recounts = {}
     for p in sorted({*ranges, *named}):
+        cut, kafka = ranges.get(p, (0, 0)), None
+        if p in in_kafka:
+            part = slice(*(offset - cut[0] for offset in in_kafka[p]))
+            stored = (is_in("rows", p) | is_in("dead", p))[part]
+            kafka = _compare_with_kafka(stored, codes[p], in_kafka[p])
         recounts[p] = Recount(
-            cut=ranges.get(p, (0, 0)),
+            cut=cut,
             rows=counted["rows"].marks.distinct(p),
             batch=counted["batch"].marks.distinct(p),
             dead=counted["dead"].marks.distinct(p),
-            twice={source: c.marks.twice[p] for source, c in counted.items() if p in c.marks.twice},
-            outside={
-                source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside
-            },
-            misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
+            twice=of_source("twice", p),
+            outside=of_source("outside", p),
+            misplaced=of_source("misplaced", p),
             both=int(np.count_nonzero(is_in("rows", p) & is_in("dead", p))),
-            kafka=kafka.get(p),
+            kafka=kafka,
         )
     return recounts
 
 
 def _compare_with_kafka(
-    ranges: Ranges,
-    kept: Mapping[int, NDArray[Any]],
-    given: OffsetCounts,
-    in_kafka: Ranges,
-    explain: Explain,
-) -> dict[int, KafkaRecount]:
-    """Compare stored offsets with those that Kafka returned, by partition. `given` covers its own
-    ranges, which contain `in_kafka`."""
-    returned, stored = {}, {}
-    for p, (low, high) in in_kafka.items():
-        start, cut = given.starts[p], ranges[p][0]
-        returned[p] = given.counts[p][low - start : high - start] > 0
-        stored[p] = kept[p][low - cut : high - cut]
-    missing = {p: Missing(in_kafka[p][0], stored[p] & ~returned[p]) for p in in_kafka}
-    silent = {p: Missing(in_kafka[p][0], ~stored[p] & ~returned[p]) for p in in_kafka}
-    classes = explain({p: of for p, of in missing.items() if of.count})
-    silent_classes = explain({p: of for p, of in silent.items() if of.count})
-    return {
-        p: KafkaRecount(
-            in_kafka=in_kafka[p],
-            offsets=int(np.count_nonzero(returned[p])),
-            kept_nowhere=int(np.count_nonzero(returned[p] & ~stored[p])),
-            kept_nowhere_at=spans(returned[p] & ~stored[p], in_kafka[p][0]),
-            not_given=missing[p].count,
-            not_given_at=spans(missing[p].mask, in_kafka[p][0]),
-            classes=classes[p].counts if p in classes else {},
-            silent_classes=silent_classes[p].counts if p in silent_classes else {},
-        )
-        for p in in_kafka
-    }
+    stored: NDArray[Any], codes: Codes, in_kafka: tuple[int, int]
+) -> KafkaRecount:
+    """Compare stored offsets with their classes in Kafka's log, both from `in_kafka`'s start."""
+    returned, start = codes == CODES[PRESENT], in_kafka[0]
+    nowhere, missing = returned & ~stored, stored & ~returned
+
+    def classes(offsets: NDArray[Any]) -> dict[str, int]:
+        numbers = np.bincount(codes[offsets], minlength=len(CODES) + 1)
+        return {name: int(numbers[code]) for name, code in CODES.items() if numbers[code]}
+
+    return KafkaRecount(
+        in_kafka=in_kafka,
+        offsets=int(np.count_nonzero(returned)),
+        kept_nowhere=int(np.count_nonzero(nowhere)),
+        kept_nowhere_at=spans(nowhere, start),
+        not_given=int(np.count_nonzero(missing)),
+        not_given_at=spans(missing, start),
+        classes=classes(missing),
+        silent_classes=classes(~stored & ~returned),
+    )

@@ -26,7 +26,7 @@ from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.common.logs import Progress
 from anabranch.config import Environment
 from anabranch.iceberg.other_tables import OtherTable, ParquetPart, Part, open_other
-from anabranch.kafka.batches import ABORTED, CODES, CONTROL, PRESENT, RETENTION, Missing, spans
+from anabranch.kafka.batches import ABORTED, CODES, CONTROL, PRESENT, RETENTION, spans
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets import hour_ends
 from anabranch.offsets.hours import hour_of, hours_between, plan_boundary, shift
@@ -458,8 +458,7 @@ def _count_hours(
             first, last = some[0][1], some[-1][2]
             counts, codes = places.count(p, first, last), None
             if log.topic is not None:
-                every = {p: Missing(first, np.ones(last - first, bool))}
-                codes = kafka.explain_missing(log.topic.name, every)[p].codes
+                codes = kafka.classify(log.topic.name, p, first, last)
             for hour, start, end in some:
                 part = slice(start - first, end - first)
                 one = count_slice(start, counts[part], None if codes is None else codes[part])

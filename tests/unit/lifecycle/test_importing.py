@@ -228,7 +228,7 @@ def test_readers_of_the_ledger_take_an_imported_hour_as_accepted(lake: StreamLak
     job = job_of(lake.folder)
     report = audit(job, None, with_kafka=True)
     assert report.agrees, report.disagreements
-    assert [hour.audited.kafka for hour in report.hours] == ["the hour was imported"] * 3
+    assert [hour.kafka for hour in report.hours] == ["the hour was imported"] * 3
     facts = explain(job, OLDEST, NOW)
     assert (facts.state, facts.counts.good, facts.topic_id) == ("accepted", 2, "import")
     assert facts.gone is not None and "imported" in facts.gone

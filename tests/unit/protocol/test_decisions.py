@@ -107,10 +107,11 @@ def _revisions_of_explain(of: Job) -> list[int]:
 
 
 def _revisions_of_audit(of: Job) -> list[int]:
-    [hour] = audit(of, None, with_kafka=False).hours
-    assert hour.disagreements == ()
-    assert hour.audited.row is not None
-    return [hour.audited.row.revision]
+    report = audit(of, None, with_kafka=False)
+    [hour] = report.hours
+    assert report.agrees
+    assert hour.row is not None
+    return [hour.row.revision]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
