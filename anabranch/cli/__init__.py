@@ -93,6 +93,7 @@ def run() -> NoReturn:
     """
     gc.set_threshold(*process.COLLECT_AFTER)
     process.import_pandas_late()
+    process.open_streams()
     try:
         main()
         code = 0

@@ -123,14 +123,15 @@ def text(value: object) -> str:
     )
 
 
-def _json(value: object) -> str:
+def _json(value: object, ensure_ascii: bool = False) -> str:
     """Return indented JSON without a newline at the end."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return json.dumps(plain(value), indent=2, ensure_ascii=ensure_ascii)
 
 
 def print_json(value: object) -> None:
     """Print one JSON document to standard output."""
-    sys.stdout.write(_json(value) + "\n")
+    is_utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
+    sys.stdout.write(_json(value, not is_utf8) + "\n")
     sys.stdout.flush()
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from io import TextIOWrapper
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,6 +39,19 @@ class _LazyPandas(MetaPathFinder):
 def import_pandas_late() -> None:
     """Install the import hook, in Anabranch's own processes alone, not where it is a library."""
     sys.meta_path.insert(0, _LazyPandas())
+
+
+def open_streams() -> None:
+    """Open the standard streams that this process was started without, as by a scheduler: a file of
+    the catalog would get the number of one, and what is printed would be written to it. Characters
+    that the output's encoding lacks are escaped."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Late(MetaPathFinder):

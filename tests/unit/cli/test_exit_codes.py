@@ -2,6 +2,7 @@
 for a refusal."""
 
 import errno
+import json
 import os
 import sqlite3
 import subprocess
@@ -189,6 +190,47 @@ cli.run()
         left.stdout.close()
         assert left.stderr.read() == b""
         assert left.wait(120) == 1
+
+
+def test_a_command_without_streams_prints_into_no_file(tmp_path: Path) -> None:
+    """The hazard: the catalog's file gets the number of a stream that a scheduler closed."""
+    program = f"""
+from anabranch import cli
+
+@cli.main.command()
+def speak():
+    with open({str(tmp_path / "file")!r}, "w") as file:
+        print("a row", flush=True)
+        raise SystemExit(file.fileno() <= 2)
+
+cli.run()
+"""
+    speak = [sys.executable, "-c", program, "speak"]
+    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *speak]
+    assert subprocess.run(closed, cwd=ROOT, timeout=120, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_output_in_another_encoding_is_escaped_and_json_stays_json() -> None:
+    program = """
+from anabranch import cli
+from anabranch.common.output import print_json
+
+@cli.main.command()
+def speak():
+    print("\\u2713")
+    print_json({"a": "\\u2713\\U0001f600"})
+
+cli.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "speak"], env=_buffered() | {"PYTHONIOENCODING": "latin-1"},
+        cwd=ROOT, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text, _, shown = done.stdout.decode("ascii").partition("\n")
+    assert text == "\\u2713"
+    assert json.loads(shown) == {"a": "\u2713\U0001f600"}
 
 
 def _buffered() -> dict[str, str]:
