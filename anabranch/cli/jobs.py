@@ -12,6 +12,7 @@ import click
 
 from anabranch.cli import many
 from anabranch.cli.options import (
+    HOURS,
     StreamSelection,
     conf_folder,
     conf_option,
@@ -182,10 +183,9 @@ def batch(
     75 that a stream has.
     """
     from anabranch.lineage import parse_run
-    from anabranch.offsets.hours import span_of
 
     one = chosen.one
-    span = span_of(hour) if hour is not None else None
+    span = HOURS(hour) if hour is not None else None
     needing = {"--restate": restate, "--accept": accept, "--why": why, "--backlog": backlog}
     for flag, given in needing.items():
         if given and hour is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anabranch.common.errors import AnabranchError, Unexpected, redact
+from anabranch.common.errors import AnabranchError, ConfigurationError, Unexpected, redact
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,17 +29,22 @@ def duration(text: str) -> timedelta:
 
 def hour(text: str) -> str:
     """Return an hour such as `2026-11-21T03` unchanged. Raises ConfigurationError otherwise."""
-    from anabranch.offsets import hours
+    from anabranch.offsets.hours import start_of
 
-    hours.start_of(text)
-    return text
+    start_of(text)
+    return hours(text)[0]
 
 
 def hours(text: str) -> tuple[str, str]:
     """Return the first and last hour of `A..B`, or of an hour. Raises ConfigurationError."""
-    from anabranch.offsets.hours import span_of
+    from anabranch.offsets.hours import end_of, span_of
 
-    return span_of(text)
+    span = span_of(text)
+    try:
+        end_of(span[1])
+    except OverflowError:
+        raise ConfigurationError(f"hour: expected one that ends, found {span[1]}") from None
+    return span
 
 
 DURATION, HOUR, HOURS = duration, hour, hours

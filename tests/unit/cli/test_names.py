@@ -122,8 +122,15 @@ def test_the_catalog(conf: Path, name: str) -> None:
 def test_an_hour(conf: Path, hour: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a UTC hour"):
         start_of(hour)
+    _refuse(conf, hour, "expected a UTC hour")
+
+
+def test_an_hour_at_the_end_of_time(conf: Path) -> None:
+    """As the end of A..B, where an operator wants all later hours."""
+    _refuse(conf, "2026-11-21T03..9999-12-31T23", "expected one that ends, found 9999-12-31T23")
+
+
+def _refuse(conf: Path, hour: str, message: str) -> None:
     for command in (["batch", "events", "--hour", hour], ["audit", "events", "--hours", hour]):
         result = CliRunner().invoke(main, [*command, "--conf", str(conf)])
-        assert (result.exit_code, "expected a UTC hour" in result.output) == (2, True), (
-            result.output
-        )
+        assert (result.exit_code, message in result.output) == (2, True), result.output
