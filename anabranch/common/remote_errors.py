@@ -126,6 +126,11 @@ _DENIED = {
     "catalog.warehouse: `anabranch apply` makes the bucket": ("NoSuchBucket", "NO_SUCH_BUCKET"),
 }
 
+# PyIceberg's errors for an answer that is not a REST catalog's, such as a page to sign in.
+_NO_CATALOG = re.compile(
+    r"^ValidationError: \d+ validation error|unexpected JSON Payload", re.MULTILINE
+)
+
 # S3 refuses a signature with a wrong time as it refuses a wrong signature.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
@@ -473,6 +478,8 @@ def explain_text(doing: str, text: str) -> AnabranchError:
 
 def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> AnabranchError:
     failed = f"{doing}: {reason}"
+    if _NO_CATALOG.search(text):
+        failed += "; check that catalog.uri is the address of an Iceberg REST catalog"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
     for service, said in _EXPIRED_KEYS.items():
@@ -539,8 +546,10 @@ def lake_errors(doing: str) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """Return an error in one line, with its type unless the line contains it."""
-    line = cause_line(str(error))
     name = type(error).__name__
+    # The first line of Pydantic's error only counts the mistakes.
+    said = str(error) if name != "ValidationError" else " ".join(str(error).split())
+    line = cause_line(said)
     return line if name in line or _JAVA.match(line) else f"{name}: {line}"
 
 

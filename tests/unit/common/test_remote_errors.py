@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
+from pyiceberg.catalog.rest import ConfigResponse
 
 from anabranch.common.errors import (
     AnabranchError,
@@ -46,6 +48,16 @@ def test_the_text_of_an_error_has_its_meaning(kind: str, says: str, text: str) -
         assert (type(failure).__name__, failure.exit_code) == (kind, _EXIT_CODES[kind])
         assert str(failure).startswith("load table t: ")
         assert says.replace("{text}", text) in str(failure)
+
+
+def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
+    """A proxy's page to sign in, with status 200."""
+    with pytest.raises(ValidationError) as raised:
+        ConfigResponse.model_validate_json("<!DOCTYPE html><title>Sign in</title>")
+    failure = explain("open catalog lake (rest)", raised.value)
+    assert isinstance(failure, Unexplained)
+    assert "input_value='<!DOCTYPE html>" in str(failure)
+    assert "check that catalog.uri is the address of an Iceberg REST catalog" in str(failure)
 
 
 def test_the_cause_of_an_error_counts_too() -> None:
