@@ -131,7 +131,7 @@ def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -
     """Return the row of a stream, from its newest reading, and why it is old. Pure."""
     failure = reading.failure
     service = failure.service if failure is not None else None
-    if failure is not None and failure.is_new:
+    if failure is not None and failure.is_new and reading.value is None:
         condition = Condition("new", "○", False, failure.reason, f"anabranch apply {name}")
         return StreamLine(name, condition)
     away = Condition("away", "✕", True, "", f"anabranch doctor {name}")

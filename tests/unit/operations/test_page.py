@@ -495,6 +495,10 @@ def test_a_stream_that_has_no_table_is_new_and_the_others_are_shown(full: Job, s
     assert (line.lag, line.condition.word) == (7, "away")
     assert line.condition.why == "in order at the last reading"
     assert line.condition.command == "anabranch doctor events"
+    # A table that is gone since is no new stream.
+    gone = TimedValue(Readings(LATER, calm), LATER, Failure(LATER, "expected it", is_new=True))
+    condition = stream_line("events", gone, gone.why_old(LATER, DEADLINE, EVERY)).condition
+    assert (condition.word, condition.is_wrong) == ("away", True)
     line = stream_line("broken", made.readers["broken"].reading, "away")
     assert (line.lag, line.freshness, line.condition.word) == (None, None, "new")
 
