@@ -134,7 +134,7 @@ class Plan:
             if name in fields
         }
         self._numbers = {fields[name].number: fields[name] for name in self.fields}
-        self._others, self._names = bool(fields.keys() - names), names
+        self._others, self._names = bool(fields.keys() - names or message.is_extendable), names
 
     def others(
         self, messages: Sequence[Any]
@@ -148,7 +148,10 @@ class Plan:
             unknown = UnknownFieldSet(message)
             names = [f"#{number}" for number in sorted({one.field_number for one in unknown})]
             if self._others:
-                set_fields = (field.name for field, _ in _BASE.ListFields(message))
+                set_fields = (
+                    field.full_name if field.is_extension else field.name
+                    for field, _ in _BASE.ListFields(message)
+                )
                 names += [name for name in set_fields if name not in self._names]
             if names:
                 yield i, names, _left(unknown, self._numbers)
@@ -425,8 +428,8 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
     inner = field.message_type
     if inner is not None:
         if inner.full_name in WRAPPERS:
-            convert, get = _value(kind, inner.fields_by_name["value"], path), attrgetter("value")
-            return lambda found: convert(get(found))
+            convert = _value(kind, inner.fields_by_name["value"], path)
+            return lambda found: convert(found.value or _known(found).value)
         if inner.full_name == TIMESTAMP and kind == MICROS:
             return _moment
         if inner.full_name == DATE and pa.types.is_date(kind):
@@ -486,7 +489,18 @@ class _Enum:
         raise Unreadable(f"a value of enum {self._enum}", str(number))
 
 
+def _known(message: Any) -> Any:
+    """Return a message. Raises Unreadable if one of its fields has a value of another type, as if
+    it were not set."""
+    fields = message.DESCRIPTOR.fields_by_number
+    if (left := _left(UnknownFieldSet(message), fields)) is not None:
+        raise Unreadable(describe(left), _OTHER, f".{left.name}")
+    return message
+
+
 def _moment(at: Any) -> int:
+    if not (at.seconds and at.nanos):
+        _known(at)
     micros: int = at.seconds * 1_000_000 + at.nanos // 1_000
     if 0 <= at.nanos < 1_000_000_000 and FIRST_MICROS <= micros <= LAST_MICROS:
         return micros
@@ -494,12 +508,14 @@ def _moment(at: Any) -> int:
 
 
 def _decimal(of: Any, kind: pa.Decimal128Type) -> Decimal:
+    _known(of)
     if abs(of.scale) > 1_000:
         raise Unreadable(values.name_of(kind), f"a number of scale {of.scale}")
     return values.unscaled(of.value, of.scale, kind)
 
 
 def _day(of: Any) -> date:
+    _known(of)
     try:
         return date(of.year, of.month, of.day)
     except ValueError:
@@ -514,6 +530,9 @@ def _moments(read: Sequence[Any]) -> pa.Array | None:
     )
     is_in = (seconds >= FIRST_MICROS // 1_000_000) & (seconds <= LAST_MICROS // 1_000_000)
     if not np.all(is_in & (nanos >= 0) & (nanos < 1_000_000_000)):
+        return None
+    # A value of another type is read as 0.
+    if any(len(UnknownFieldSet(given[i])) for i in np.flatnonzero((seconds == 0) | (nanos == 0))):
         return None
     is_null = np.array([at is None for at in read], bool)
     return pa.array(seconds * 1_000_000 + nanos // 1_000, mask=is_null).cast(MICROS)

@@ -305,6 +305,12 @@ def test_odd_bytes(value: bytes | None, code: str | None, words: str) -> None:
     assert code is None or words in result.errors[1][1]
 
 
+def part_of(name: str, value: bytes) -> bytes:
+    """Return a message of which one field is this message."""
+    number = Every.DESCRIPTOR.fields_by_name[name].number
+    return length(number << 3 | 2) + length(len(value)) + value
+
+
 @pytest.mark.parametrize(
     ("ddl", "message", "code", "words"),
     [
@@ -322,6 +328,11 @@ def test_odd_bytes(value: bytes | None, code: str | None, words: str) -> None:
         ("inner STRUCT<deeper: STRUCT<c: STRING>>", Every(inner={"deeper": {"c": 7}}), "wrong_type", "inner.deeper.c: expected a value of enum Colour, found 7"),
         ("by_number MAP<INT, STRUCT<n: INT>>", b"\xda\x01\x06\x08\x01\x12\x02\x0a\x00", "wrong_type", "by_number.1.n: expected int32, found a value of another type"),
         ("inner STRUCT<n: INT>", b"\xe2\x01\x02\x0a\x00", "wrong_type", "inner.n: expected int32, found a value of another type"),
+        ("at TIMESTAMP", part_of("at", b"\x0a\x01x"), "wrong_type", "at.seconds: expected int64, found a value of another type"),
+        ("at TIMESTAMP", part_of("at", b"\x08\x05\x12\x00"), "wrong_type", "at.nanos: expected int32, found a value of another type"),
+        ("at TIMESTAMP", part_of("at", b"\x18\x05"), None, ""),
+        ("times MAP<BOOLEAN, TIMESTAMP>", part_of("times", b"\x12\x02\x0a\x00"), "wrong_type", "times.False.seconds: expected int64"),
+        ("wrapped BIGINT", part_of("wrapped", b"\x0a\x01x"), "wrong_type", "wrapped.value: expected int64, found a value of another type"),
         ("maybe INT NOT NULL", Every(), "missing_required", "maybe"),
         ("i32 INT NOT NULL", Every(), None, ""),
     ],
@@ -519,6 +530,17 @@ def test_fields_without_a_column_are_listed() -> None:
         "expected no fields beside those of the schema, found #9, #10, n",
     )
     assert not decoded(spec(**given), list(sent)).unknown
+
+
+def test_extensions_are_fields_without_a_column() -> None:
+    text = (
+        'syntax = "proto2"; package old; message Old { optional int32 n = 1; extensions 100 to 200; } '
+        "extend Old { optional string n2 = 100; repeated int32 n = 101; }"
+    )
+    sent: list[bytes | None] = [b"\xa2\x06\x01x", b"\x08\x05\xa8\x06\x05", b"\x08\x05"]
+    listed = decoded(spec(text, "n INT", "old.Old", lists_unknown=True), sent)
+    assert listed.unknown == {0: ["old.n2"], 1: ["old.n"]}
+    assert listed.rows["n"].to_pylist() == [None, 5, 5]
 
 
 def test_descriptors_that_are_none_are_refused() -> None:
