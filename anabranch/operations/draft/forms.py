@@ -741,8 +741,11 @@ _TIME = (
     r"^\W{0,2}(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d(?::?\d\d)?\b)?)"
     r"[\])]?"
 )
-# What would make it another time than one of UTC.
-_ZONE = r" \(?(?:[A-FH-Z][A-Z]{0,2}T|G[A-LN-Z]T|MS[KD]|WIB|WITA|[AaPp][Mm])\b"
+# What makes it another time than one of UTC.
+_ZONE = (
+    r" \(?(?:(?:[A-Z]|A[CEKW]|[CEMW]E|NZ|SA)[SD]T|[CEMW]ET|[CEW]AT|HKT|SGT|PKT|BRT|ART|CLT|ICT|"
+    r"MS[DK]|WIB|WITA?|[AaPp][Mm])\b"
+)
 FORMS = (
     Form(
         "an access log",
@@ -789,9 +792,9 @@ FORMS = (
         re.compile(rf"{_TIME}(?!{_ZONE}) .*[A-Za-z]"),
         {
             "ts": (
-                f"CASE WHEN NOT regexp_matches(value, '{_TIME}{_ZONE}') THEN TRY_CAST("
-                f"regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', '.-'), "
-                r"' ([+-])', '\1') AS TIMESTAMPTZ) END",
+                rf"CASE WHEN NOT regexp_matches(value, '^[-/:.,T\d\[( ]*[\])]?{_ZONE}') THEN "
+                f"TRY_CAST(regexp_replace(translate(regexp_extract(value, '{_TIME}', 1), ',/', "
+                r"'.-'), ' ([+-])', '\1') AS TIMESTAMPTZ) END",
                 "TIMESTAMP",
             )
         },

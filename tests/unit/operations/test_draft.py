@@ -422,6 +422,7 @@ def test_numbers_of_csv_that_may_be_codes_are_text() -> None:
             ([f"2026-11-28 10:00:00 {zone} a", *["2026-11-28 10:00:00 a"] * 2], {"ts": None})
             for zone in ("BST", "CEST", "MSK", "(CET)", "PM")
         ),
+        (["[2026-11-28 10:00:00.5] POST /a", "2026-11-28 10:00:00 a"], {"ts": TEN.replace(microsecond=500_000)}),
         (['[{"a": 1}, {"a": 2}]'], {}),
         (["just words, and more"], {}),
     ],
