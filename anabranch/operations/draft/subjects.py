@@ -321,17 +321,18 @@ def _of_older(
                     found[every.columns[-1].name] = every.columns[-1]
                 elif column is not None and column.notation == Notation():
                     wider = replace(column, type=widened(name, column.type, kind))
-                    if wider != column and _is_read(version.type, latest, message, wider):
-                        every.columns[every.columns.index(column)] = found[wider.name] = wider
+                    columns = [wider if one is column else one for one in every.columns]
+                    if wider != column and _are_read(version.type, latest, message, columns):
+                        every.columns, found[wider.name] = columns, wider
     return list(found.values())
 
 
-def _is_read(kind: str, text: str, message: str | None, column: Column) -> bool:
+def _are_read(kind: str, text: str, message: str | None, columns: Sequence[Column]) -> bool:
     try:
         if kind == "AVRO":
-            avro.plan(text, (column,))
+            avro.plan(text, tuple(columns))
         else:
-            protobuf.plan(text, message or (0,), columns_of([column]))
+            protobuf.plan(text, message or (0,), columns_of(columns))
     except Incompatible:
         return False
     return True
