@@ -271,7 +271,9 @@ class Tickets:
 
 def _kerberos_error(security: Kerberos, service: str, error: Exception) -> Exception:
     doing = f"get a Kerberos ticket for {service}"
-    if "Cannot contact any KDC" in str(error):
+    # A ticket that expires before its use: the next one is of the keytab. A cache has no other.
+    has_expired = security.keytab is not None and "Ticket expired" in str(error)
+    if has_expired or "Cannot contact any KDC" in str(error):
         return Transient(f"{doing}: {error} (transient, try again)")
     return ConfigurationError(f"{doing}: {error}; check kafka.security: {security.keys_to_check}")
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.session
@@ -244,6 +245,35 @@ def test_gssapi_without_its_package_says_how_to_install_it(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "gssapi", None)
     source = kafka_python_settings(kafka(**KERBEROS))["sasl_oauth_token_provider"]
     with pytest.raises(ConfigurationError, match=r"pip install 'anabranch\[kerberos\]'"):
+        source.context("kafka@b")
+
+
+@pytest.mark.parametrize(
+    ("text", "has_keytab", "kind"),
+    [
+        ("Cannot contact any KDC for realm 'R'", True, Transient),
+        ("Ticket expired", True, Transient),
+        ("Ticket expired", False, ConfigurationError),
+        ("Client not found in Kerberos database", True, ConfigurationError),
+    ],
+)
+def test_a_ticket_that_expired_is_asked_for_again_with_a_keytab_alone(
+    text: str, has_keytab: bool, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(text)
+
+    gssapi = SimpleNamespace(
+        Credentials=refuse,
+        Name=lambda *_: "name",
+        NameType=SimpleNamespace(kerberos_principal=1),
+        exceptions=SimpleNamespace(GSSError=OSError),
+    )
+    monkeypatch.setitem(sys.modules, "gssapi", gssapi)
+    of_keytab = {"sasl.kerberos.keytab": __file__, "sasl.kerberos.principal": "p@R"}
+    security = KERBEROS | (of_keytab if has_keytab else {})
+    source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
+    with pytest.raises(kind, match=text):
         source.context("kafka@b")
 
 
