@@ -184,7 +184,7 @@ def _audit(
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
     have = lake.main.get(hour, {})
     foreign, absent = len(set(have) - set(wanted)), len(set(wanted) - set(have))
-    gone = tuple(sorted({path for c in counted.values() for path in c.gone}))
+    gone = dict(sorted((path, found) for c in counted.values() for path, found in c.gone.items()))
     if foreign and absent and not gone and has_same_rows(state.table, hour, "main", served):
         LOG.info(
             "audit: another program replaced files on main with the same rows hour=%s files=%d "

@@ -8,7 +8,7 @@ sentence with hour, partition, expected and found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.kafka.batches import ABORTED, CONTROL
@@ -46,11 +46,11 @@ class Audited:
 
     `cut` and `revision` are the table's; None and 0 if it no longer lists the hour. `row`: the
     ledger's newest row. `foreign`: the number of files in `main` that are not in the serving layer;
-    `absent`: the number of the serving layer's files that are not in `main`. `gone`: files missing
-    in storage. `unrepeated`: the number of rows that batch removed although they repeat no row;
-    None if not checked. `lookback`: the look-back in hours. `kafka`: why Kafka was not read; None
-    if it was. `letters_expired`: the hour's dead letters have expired. `was_erased`: rows of the
-    hour were erased since its acceptance.
+    `absent`: the number of the serving layer's files that are not in `main`. `gone`: files that are
+    missing or damaged in storage, and what was found. `unrepeated`: the number of rows that batch
+    removed although they repeat no row; None if not checked. `lookback`: the look-back in hours.
+    `kafka`: why Kafka was not read; None if it was. `letters_expired`: the hour's dead letters have
+    expired. `was_erased`: rows of the hour were erased since its acceptance.
     """
 
     hour: str
@@ -62,7 +62,7 @@ class Audited:
     partitions: Mapping[int, Recount]
     foreign: int = 0
     absent: int = 0
-    gone: tuple[str, ...] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
     unrepeated: int | None = None
     lookback: int = 1
     kafka: str | None = None
@@ -156,8 +156,9 @@ def _check_ledger(a: Audited) -> Iterator[Disagreement]:
 
 
 def _check_files(a: Audited) -> Iterator[Disagreement]:
-    for path in a.gone:
-        yield a.differs("storage", f"the data file {path}", "none")
+    for path, found in a.gone.items():
+        remedy = f"`anabranch batch STREAM --hour {a.hour} --restate` builds the hour again"
+        yield a.differs("storage", f"the data file {path}", f"{found} ({remedy})")
     if a.foreign or a.absent:
         found = (
             f"{a.absent} of its files missing and {a.foreign} other files instead (`anabranch "

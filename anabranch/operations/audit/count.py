@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.common.remote_errors import explain
+from anabranch.common.remote_errors import explain, one_line
 from anabranch.kafka.batches import CODES, COMPACTED, PRESENT, RETENTION, spans
 from anabranch.offsets.position import Ranges
 
@@ -70,11 +70,12 @@ class OffsetCounts:
 
 @dataclass
 class FileCounts:
-    """The content of an hour's data files: offsets, rows of another hour, and missing files."""
+    """The content of an hour's data files: offsets, rows of another hour, and what was found
+    in place of a missing or damaged file."""
 
     marks: OffsetCounts
     misplaced: Counter[int] = field(default_factory=Counter)
-    gone: list[str] = field(default_factory=list)
+    gone: dict[str, str] = field(default_factory=dict)
 
 
 def count_files(
@@ -91,9 +92,10 @@ def count_files(
             for batch in _batches(table, path):
                 for source in of:
                     _count(counted[source], batch, hour)
-        except FileNotFoundError:
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            found = "none" if isinstance(error, FileNotFoundError) else one_line(error)
             for source in of:
-                counted[source].gone.append(path)
+                counted[source].gone[path] = found
         except OSError as error:
             raise explain(f"read {path}", error) from error
     return counted

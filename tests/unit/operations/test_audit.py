@@ -196,12 +196,22 @@ def test_what_is_wrong_is_said_and_nothing_else(one: StreamLake, name: str) -> N
     assert sentences(one) == messages
 
 
-def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"PAR1"])
+def test_a_file_that_is_missing_or_damaged_in_storage(
+    one: StreamLake, content: bytes | None
+) -> None:
     (data_file,) = files_of(one.table(), "main", NEXT)
-    Path(urlparse(data_file.file_path).path).unlink()
+    file = Path(urlparse(data_file.file_path).path)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
     messages = sentences(one)
-    expected = f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
-    assert messages[0] == expected
+    found = "none" if content is None else "ArrowInvalid: Could not open Parquet"
+    expected = f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found {found}"
+    assert messages[0].startswith(expected)
+    remedy = f"(`anabranch batch STREAM --hour {NEXT} --restate` builds the hour again)"
+    assert messages[0].endswith(remedy)
     assert len(messages) == 3, "rows of main and of branch batch are missing too"
 
 
