@@ -128,7 +128,8 @@ _DENIED = {
 
 # PyIceberg's errors for an answer that is not a REST catalog's, such as a page to sign in.
 _NO_CATALOG = re.compile(
-    r"^ValidationError: \d+ validation error|unexpected JSON Payload", re.MULTILINE
+    r"^ValidationError: \d+ validation errors? for \w+Response|unexpected JSON Payload",
+    re.MULTILINE,
 )
 
 # S3 refuses a signature with a wrong time as it refuses a wrong signature.

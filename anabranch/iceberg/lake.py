@@ -71,6 +71,8 @@ T = TypeVar("T")
 
 # A REST catalog's message for a missing metadata file; its status is that of a missing table.
 _NO_FILE = "Location does not exist"
+# PyIceberg's error for a metadata file that is cut off, empty, or of another kind.
+_NO_METADATA = "for TableMetadataWrapper"
 
 # The message of SQLite and PostgreSQL for a CREATE TABLE after another client's. An SQL catalog has
 # two tables.
@@ -203,7 +205,8 @@ class Lake:
                 pyiceberg_fixes.find_rows_by_one_statement()
             return opened
         except Exception as error:
-            raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
+            reason = f"{one_line(error)}; check catalog.uri: `anabranch doctor` examines it"
+            raise explain(f"open catalog {catalog.name} ({catalog.type})", error, reason) from error
 
     @cached_property
     def clock(self) -> Clock:
@@ -234,7 +237,8 @@ class Lake:
                 raise
             except Exception as error:
                 message = one_line(error)
-                if not (isinstance(error, FileNotFoundError) or _NO_FILE in message):
+                is_gone = isinstance(error, FileNotFoundError) or _NO_FILE in message
+                if not is_gone and _NO_METADATA not in message:
                     if isinstance(error, NoSuchTableError):
                         return None
                     raise explain(f"load table {name}", error) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lakes import new_environment
 from pydantic import ValidationError
 from pyiceberg.catalog.rest import ConfigResponse
 
@@ -29,6 +30,7 @@ from anabranch.common.remote_errors import (
     lake_errors,
     one_line,
 )
+from anabranch.iceberg.lake import Lake
 
 _FILE = Path(__file__).with_name("remote_errors.yaml")
 _CASES = [
@@ -58,6 +60,13 @@ def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
     assert isinstance(failure, Unexplained)
     assert "input_value='<!DOCTYPE html>" in str(failure)
     assert "check that catalog.uri is the address of an Iceberg REST catalog" in str(failure)
+
+
+def test_a_catalog_that_cannot_be_opened_names_the_key_to_check(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
+    lake = Lake(new_environment(tmp_path))
+    with pytest.raises(Unexplained, match=r"file is not a database; check catalog\.uri: "):
+        lake.exists("games.events")
 
 
 def test_the_cause_of_an_error_counts_too() -> None:

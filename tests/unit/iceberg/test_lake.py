@@ -96,8 +96,16 @@ def test_a_metadata_file_that_publishes_of_others_deleted_meanwhile_is_no_lost_t
     assert lake.table().metadata_location.removeprefix("file://") == str(read[-1])
 
 
-def test_a_file_counts_as_missing_only_if_the_catalog_names_it_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, b"", b'{"format-version": 2', b"{}"])
+def test_a_file_counts_as_missing_only_if_the_catalog_names_it_twice(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    """And a damaged one as a missing one."""
     lake = new_lake(tmp_path)
-    Path(lake.table().metadata_location.removeprefix("file://")).unlink()
+    file = Path(lake.table().metadata_location.removeprefix("file://"))
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
     with pytest.raises(MetadataGone, match="--register"):
         lake.table()

@@ -129,6 +129,17 @@ def test_an_older_bucket_is_registered_by_its_newest_file(lake: StreamLake, tmp_
     assert lake.rows("main") == rows(4)
 
 
+def test_a_damaged_metadata_file_is_passed_over(lake: StreamLake) -> None:
+    before = lake.rows("main")
+    publish_one(lake, 3)
+    Path(lake.table().metadata_location.removeprefix("file://")).write_bytes(b'{"format-vers')
+    with pytest.raises(MetadataGone):
+        lake.table()
+    assert any(f"registered table {lake.name}" in change for change in apply(lake, register=True))
+    assert lake.rows("main") == before
+    publish_one(lake, 3)
+
+
 def test_a_commit_that_never_reached_the_catalog_is_as_good_as_landed(lake: StreamLake) -> None:
     """Its metadata file is whole: the rows with the position, on the heads that were the newest."""
     publish = unlanded(lake, 3)
