@@ -70,6 +70,7 @@ class Issue(StrEnum):
     BACKLOG = "stream.backlog"
     OVERDUE = "stream.overdue"
     MAINTENANCE = "stream.maintenance"
+    ERASURE = "stream.erasure"
     EGRESS = "stream.egress"
     LEDGER = "stream.ledger"
     LOST_FILE = "stream.lost-file"

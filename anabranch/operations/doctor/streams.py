@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from anabranch.common.errors import AnabranchError, FileGone
 from anabranch.config import Environment, Stream
@@ -23,7 +24,7 @@ from anabranch.operations.reports.status import (
     unexplained_words,
 )
 from anabranch.protocol.ledger_row import percent
-from anabranch.protocol.state import load_state
+from anabranch.protocol.state import State, load_state
 
 # Number of hours to audit; more would take too long, since an audit reads all their files.
 _AUDITED = 3
@@ -33,12 +34,13 @@ _AUDITED = 3
 class StreamFacts:
     """Facts about a stream. `disagreements`: differences between ledger and files by hour, for the
     newest hours only. `lost`: files that storage lacks, on every branch. `undelivered`: the number
-    of hours that each target of egress lacks."""
+    of hours that each target of egress lacks. `unfinished`: the erasures that are not done."""
 
     status: StreamStatus
     disagreements: Mapping[str, Sequence[str]]
     lost: Lost = field(default_factory=Lost)
     undelivered: Mapping[str, int] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
 
 
 def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
@@ -52,14 +54,24 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
             if last is not None
             else None
         )
-        lost = find_lost(job, load_state(job.lake, stream.table))
+        state = load_state(job.lake, stream.table)
+        lost = find_lost(job, state)
         waiting = undelivered(job, view)
     gone = {one.hour for one in lost.served}
     by_hour: dict[str, list[str]] = {}
     for disagreement in counted.disagreements if counted is not None else ():
         if disagreement.hour not in gone:
             by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
-    return StreamFacts(view, by_hour, lost, waiting)
+    return StreamFacts(view, by_hour, lost, waiting, unfinished(state, datetime.now(UTC)))
+
+
+def unfinished(state: State, now: datetime) -> tuple[str, ...]:
+    """Return the erasures that were requested a day ago and are not done. Pure."""
+    return tuple(
+        one.id
+        for one in state.erasures.all
+        if one.done is None and now - one.at > timedelta(days=1)
+    )
 
 
 def undelivered(job: Job, view: StreamStatus) -> dict[str, int]:
@@ -140,6 +152,9 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
     if view.unmaintained is not None:
         expected, remedy = "maintenance of all steps each day", f"anabranch maintain {name}"
         yield warning(Issue.MAINTENANCE, name, expected, view.unmaintained, remedy)
+    for id in facts.unfinished:
+        expected, remedy = "an erasure to be done within a day", f"anabranch erasures {name}"
+        yield warning(Issue.ERASURE, f"{name} {id}", expected, "it is not", remedy)
     for target, hours in facts.undelivered.items():
         if hours > MAY_WAIT:
             expected = f"at most {MAY_WAIT} hours waiting for target {target}"

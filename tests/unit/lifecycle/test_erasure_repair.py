@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from accepted_hours import confirm
+from brokers import Broker
 from click.testing import CliRunner
 from lakes import FIRST
 from people import LETTERS, NEXT, ORDER, People, job_of
@@ -19,6 +20,9 @@ from anabranch.common.errors import Terminal
 from anabranch.lifecycle.erasure import run
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
+from anabranch.operations.doctor import streams
+from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.reports.status import status
 from anabranch.protocol import apply, erasure
 from anabranch.protocol.erasure import ErasureFilter, load_filter
 from anabranch.protocol.publisher import Publisher
@@ -151,3 +155,16 @@ def replace_starts(job: Any, start: int) -> Any:
     from test_erasure import Starts
 
     return replace(job, kafka=Starts(log={0: [0] * 13}, start=start).adapter)
+
+
+def test_the_doctor_names_an_erasure_that_is_not_done(people: People) -> None:
+    job = replace(people.job, kafka=Broker(log={0: [0] * 12}, undecided=3).adapter)
+    erased = run.erase(job, Publisher(job.lake, job.stream), ORDER).erasure
+    assert erased.done is None
+    state = people.lake.state()
+    assert streams.unfinished(state, erased.at + timedelta(hours=23)) == ()
+    late = streams.unfinished(state, erased.at + timedelta(hours=25))
+    found = streams.findings(job.stream, streams.StreamFacts(status(job), {}, unfinished=late))
+    [finding] = [finding for finding in found if finding.check is Issue.ERASURE]
+    assert finding.subject == f"events {erased.id}"
+    assert finding.remedy == printed("anabranch erasures STREAM", STREAM="events")
