@@ -24,7 +24,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    json_format,
+    message_factory,
+    timestamp_pb2,
+)
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -53,6 +59,8 @@ WRAPPERS = frozenset(
     f"google.protobuf.{kind}Value"
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
+DOCUMENTS = frozenset(f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue"))
+"""Messages of JSON, which contain themselves."""
 F = FieldDescriptor
 INT32 = (F.TYPE_INT32, F.TYPE_SINT32, F.TYPE_SFIXED32)
 INT64 = (F.TYPE_INT64, F.TYPE_SINT64, F.TYPE_SFIXED64, F.TYPE_UINT32, F.TYPE_FIXED32)
@@ -430,6 +438,8 @@ def _value(kind: pa.DataType, field: FieldDescriptor, path: str) -> _Convert:
         if inner.full_name in WRAPPERS:
             convert = _value(kind, inner.fields_by_name["value"], path)
             return lambda found: convert(found.value or _known(found).value)
+        if inner.full_name in DOCUMENTS and pa.types.is_string(kind):
+            return _json
         if inner.full_name == TIMESTAMP and kind == MICROS:
             return _moment
         if inner.full_name == DATE and pa.types.is_date(kind):
@@ -496,6 +506,19 @@ def _known(message: Any) -> Any:
     if (left := _left(UnknownFieldSet(message), fields)) is not None:
         raise Unreadable(describe(left), _OTHER, f".{left.name}")
     return message
+
+
+def _json(of: Any) -> str:
+    size = of.ByteSize()
+    of.DiscardUnknownFields()
+    if of.ByteSize() != size:
+        raise Unreadable("JSON", _OTHER)
+    try:
+        # A message's map has no order.
+        text: str = json_format.MessageToJson(of, indent=None, sort_keys=True, ensure_ascii=False)
+    except (json_format.Error, ValueError) as error:
+        raise Unreadable("JSON", str(error)) from None
+    return text
 
 
 def _moment(at: Any) -> int:

@@ -21,6 +21,7 @@ from anabranch.decode.avro_columns import unit_of
 from anabranch.decode.avro_names import MAX_DEPTH, MAX_SIZE, Incompatible, Node, parse, record_of
 from anabranch.decode.protobuf import (
     DATE,
+    DOCUMENTS,
     INT32,
     INT64,
     TIMESTAMP,
@@ -369,6 +370,8 @@ def _part_value(field: F, path: str, seen: tuple[str, ...], left: Left) -> str:
         return "timestamp"
     if inner.full_name == DATE:
         return "date"
+    if inner.full_name in DOCUMENTS:
+        return "string"
     if inner.full_name in WRAPPERS:
         return _TYPES[inner.fields_by_name["value"].type]
     if inner.full_name in seen or len(seen) > MAX_DEPTH:

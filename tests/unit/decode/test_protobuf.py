@@ -20,6 +20,7 @@ from protos import HEAD, descriptors, indexed, type_of
 from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, protobuf, values
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.inputs import DESCRIPTOR
+from anabranch.subjects.columns import protobuf_fields
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERY = (
@@ -530,6 +531,28 @@ def test_fields_without_a_column_are_listed() -> None:
         "expected no fields beside those of the schema, found #9, #10, n",
     )
     assert not decoded(spec(**given), list(sent)).unknown
+
+
+def test_documents_are_their_json() -> None:
+    text = (
+        'syntax = "proto3"; package shop; import "google/protobuf/struct.proto"; message Order { '
+        "google.protobuf.Struct o = 1; google.protobuf.Value v = 2; repeated google.protobuf.ListValue l = 3; }"
+    )
+    ddl = "o STRING, v STRING, l ARRAY<STRING>"
+    fields = protobuf_fields(descriptors(text), None)
+    assert fields == [("o", "string"), ("v", "string"), ("l", "array<string>")]
+    order = type_of(text, "shop.Order")
+    some = {"z": {"a": [1, 1.5, "é", None]}, "b": True, "n": 2**53}
+    whole = json_format.ParseDict({"o": some, "v": 5, "l": [["x"]]}, order())
+    nan = order(v={"number_value": math.nan})
+    sent = [whole, order(), nan, b"\x0a\x06\x0a\x04\x12\x02\x0a\x00"]
+    values = [one if isinstance(one, bytes) else one.SerializeToString() for one in sent]
+    result = decoded(spec(text, ddl, "shop.Order"), list(values))
+    assert result.rows.select(["o", "v", "l"]).to_pylist()[:2] == [
+        {"o": '{"b": true, "n": 9007199254740992.0, "z": {"a": [1.0, 1.5, "é", null]}}', "v": "5.0", "l": ['["x"]']},
+        {"o": None, "v": None, "l": []},
+    ]  # fmt: skip
+    assert {i: code for i, (code, _) in result.errors.items()} == {2: "wrong_type", 3: "wrong_type"}
 
 
 def test_extensions_are_fields_without_a_column() -> None:
