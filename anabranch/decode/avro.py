@@ -16,7 +16,7 @@ Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/
   p - s does not count for decimals of more than 38 digits, of which many writers have no others |
 | ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
 | STRUCT<member0: …, member1: …> | a union, its types without null in their order; of a whole value,
-  these are columns |
+  these are columns by their names |
 
 A column with a unit takes int, long, double (as its shortest decimal) and string, one with a
 pattern string, a number with a decimal sign string too (`anabranch.decode.notations`). A logical
@@ -85,7 +85,7 @@ class Plan:
 
     def __init__(self, text: str, columns: Sequence[Column]) -> None:
         root = parse(text)
-        writer = record_of(root)
+        writer, self._members = record_of(root)
         self._has_rows = any(column.field[0] == ROW for column in columns)
         if self._has_rows:
             writer = _with_row(writer)
@@ -110,11 +110,11 @@ class Plan:
         """Return a value's columns, and the errors of those of another type. Raises Malformed."""
         fields, read, bad = self._value(payload), dict[str, Any](), dict[str, Unreadable]()
         if isinstance(fields, tuple):
-            fields = {(member := f"member{fields[0]}"): fields[1]}
+            fields = {(member := self._members[fields[0]]): fields[1]}
             if all(column.field[0] != member for column, _ in self._columns):
                 # As a row its value would be lost.
                 first, _ = self._columns[0]
-                why = Unreadable(first.type, f"a value of the type of a {member}")
+                why = Unreadable(first.type, f"a value of type {member}")
                 return read, {first.name: why}
         if self._has_rows and fields is not None:
             fields[ROW] = fields["before"] if fields["after"] is None else fields["after"]

@@ -67,16 +67,21 @@ def parse(text: str) -> Node:
         ) from None
 
 
-def record_of(root: Node) -> Node:
-    """Return the record of a schema's values: of a union of several types, one with a field
-    `member0`, `member1` … for each that is not null. Raises Incompatible for any other type."""
+def record_of(root: Node) -> tuple[Node, tuple[str, ...]]:
+    """Return the record of a schema's values; of a union of several types, one with a field for
+    each that is not null, by its name, and these names in their order. Raises Incompatible for any
+    other type."""
     others = [branch for branch in root.branches if branch.kind != "null"]
     if len(others) > 1:
-        return Node("record", fields={f"member{i}": one for i, one in enumerate(others)})
+        # A member's number would be another one's in the next version.
+        names = [one.name.rpartition(".")[2] or one.kind for one in others]
+        if len({name.lower() for name in names}) < len(names):
+            names = [(one.name or one.kind).replace(".", "_") for one in others]
+        return Node("record", fields=dict(zip(names, others, strict=True))), tuple(names)
     record = others[0] if others else root
     if record.kind != "record":
         raise Incompatible(f"expected a record, found {root.describe()}")
-    return record
+    return record, ()
 
 
 def with_references(text: str, references: Iterable[str]) -> str:

@@ -132,7 +132,7 @@ def avro_fields(
     """Return the name and type of each field of a record's schema, in the schema's order; `given`
     is as in `fields_of`. Raises NotAColumn."""
     try:
-        root = record_of(parse(text))
+        root, _ = record_of(parse(text))
     except Incompatible as error:
         raise NotReadable("", "an Avro schema that can be read", str(error)) from None
     return fields_of(root.fields, given, partial(_avro_type, left=left))

@@ -332,20 +332,29 @@ def test_a_union_is_read_by_the_type_of_each_value(
 
 
 def test_a_union_of_records_has_a_column_of_each() -> None:
-    schema = ["null", record(("n", "int"), name="A"), record(("m", "string"), name="B"), "string"]
+    of_a, of_b = record(("n", "int"), name="A"), record(("m", "string"), name="B")
+    union = ["null", of_a, of_b, "string"]
+    turned = [of_b, record(("k", "int"), name="C"), of_a]
     sent = [{"shop.A": {"n": 1}}, {"shop.B": {"m": "x"}}, {"string": "y"}, None]
-    payloads = [wired(7, encode(schema, value)) for value in sent]
-    of_a, of_b = "member0 STRUCT<n: INT>", "member1 STRUCT<m: STRING>"
-    nothing = dict.fromkeys(("member0", "member1", "member2"))
-    result = decoded(spec({7: schema}, f"{of_a}, {of_b}, member2 STRING"), list(payloads))
+    payloads = [wired(7, encode(union, value)) for value in sent]
+    ddl = "A STRUCT<n: INT>, B STRUCT<m: STRING>"
+    nothing = dict.fromkeys(("A", "B", "string"))
+    result = decoded(spec({7: union}, f"{ddl}, string STRING"), list(payloads))
     assert not result.errors
     assert result.rows.select([*nothing]).to_pylist() == [
-        nothing | {"member0": {"n": 1}}, nothing | {"member1": {"m": "x"}}, nothing | {"member2": "y"}, nothing,
+        nothing | {"A": {"n": 1}}, nothing | {"B": {"m": "x"}}, nothing | {"string": "y"}, nothing,
     ]  # fmt: skip
-    # A row without its value would be one of nulls.
-    result = decoded(spec({7: schema}, f"{of_a}, {of_b}"), list(payloads))
-    why = "member0: expected struct<n:int>, found a value of the type of a member2"
-    assert result.errors == {2: ("wrong_type", why)}
+    # The order of another version is another one. A row without its value would be one of nulls.
+    payloads += [wired(8, encode(turned, one)) for one in (sent[0], sent[1], {"shop.C": {"k": 1}})]
+    result = decoded(spec({7: union, 8: turned}, ddl), list(payloads))
+    assert result.rows["A"].to_pylist()[3:] == [None, {"n": 1}, None, None]
+    why = "A: expected struct<n:int>, found a value of type"
+    assert result.errors == {2: ("wrong_type", f"{why} string"), 6: ("wrong_type", f"{why} C")}
+    of_other = [of_a, {**of_a, "namespace": "o"}]
+    result = decoded(
+        spec({7: of_other}, "shop_A STRUCT<n: INT>, o_A STRUCT<n: INT>"), [wired(7, b"\2\6")]
+    )
+    assert result.rows["o_A"].to_pylist() == [{"n": 3}]
     # One record is the value itself.
     alone = ["null", record(("n", "int"))]
     payloads = [wired(7, b"\2\6"), wired(7, b"\0")]

@@ -901,9 +901,7 @@ def test_values_of_a_subject_that_no_format_reads_are_kept(
 def test_a_subject_of_several_records_has_a_column_of_each(tmp_path: Path) -> None:
     schema = json.dumps([json.loads(record(n, **{f: "string"})[1]) for n, f in ("Aa", "Bb")])
     _, rows = of_subject(tmp_path, "AVRO", schema, [wired(1, b"\0\2x"), wired(1, b"\2\2y")])
-    assert rows == [
-        {"member0": {"a": "x"}, "member1": None}, {"member0": None, "member1": {"b": "y"}},
-    ]  # fmt: skip
+    assert rows == [{"A": {"a": "x"}, "B": None}, {"A": None, "B": {"b": "y"}}]
 
 
 def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path) -> None:
