@@ -91,43 +91,38 @@ def apply(
     is_text = output_format() == "text"
     if is_text:
         _list_new(environment, families.read_members, selected)
-    planned: dict[str, tuple[list[str], Stream] | AnabranchError] = {}
+    planned: dict[str, tuple[list[str], Stream | Exception]] = {}
     for name, found in selected.items():
         try:
             registered, plan = _plan(environment, found, register, renamed_from)
         except Exception as error:
-            planned[name] = explain(error)
+            planned[name] = [], error
             continue
         planned[name] = registered, plan.stream
         if is_text:
             print_text(f"{name}: {change}" for change in (*registered, *plan.changes))
 
     def applied() -> Iterator[tuple[str, Report[object]]]:
-        for name, found in planned.items():
-            if isinstance(found, AnabranchError):
-                yield name, _failed(name, [], found)
-                continue
-            registered, stream = found
+        for name, (changes, found) in planned.items():
+            view = {"stream": name, "changes": changes, "check": None, "error": None}
             try:
-                changes, check = _apply(environment, stream, register, rolled_back, renamed_from)
+                if isinstance(found, Exception):
+                    raise found
+                made, check = _apply(environment, found, register, rolled_back, renamed_from)
             except Exception as error:
-                yield name, _failed(name, registered, explain(error))
+                failed = explain(error)
+                yield name, Report(view | {"error": str(failed)}, [], errors=(failed,))
                 continue
-            view = {
-                "stream": name,
-                "changes": [*registered, *changes],
-                "check": check,
-                "error": None,
-            }
-            lines = [*changes, *(checked_text(check) if check is not None else ())]
-            yield name, Report(view, [f"{name}: {line}" for line in lines or ["nothing to change"]])
+            lines = [*made, *(checked_text(check) if check is not None else ())]
+            yield (
+                name,
+                Report(
+                    view | {"changes": [*changes, *made], "check": check},
+                    [f"{name}: {line}" for line in lines or ["nothing to change"]],
+                ),
+            )
 
     return StreamReports(applied())
-
-
-def _failed(stream: str, registered: list[str], error: AnabranchError) -> Report[object]:
-    view = {"stream": stream, "changes": registered, "check": None, "error": str(error)}
-    return Report(view, [], errors=(error,))
 
 
 def _list_new(environment: Environment, members: Members, selected: Selected) -> None:

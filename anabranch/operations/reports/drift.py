@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -135,10 +135,6 @@ def _field(
     stream: Stream,
     read: Mapping[str, Node | None],
 ) -> DriftedField:
-    columns = [column.name for column in stream.record_columns]
-    above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
-    is_read = name in read
-    reserved = {*TAKEN_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]
     return DriftedField(
@@ -149,19 +145,15 @@ def _field(
         last_hour=max(hours),
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
-        taken_up=is_read,
-        obstacle=None if is_read else _obstacle(name, read, above, columns, reserved, stream),
+        taken_up=name in read,
+        obstacle=None if name in read else _obstacle(name, read, stream),
     )
 
 
-def _obstacle(
-    name: str,
-    read: Mapping[str, Node | None],
-    above: Sequence[str],
-    columns: Sequence[str],
-    reserved: Collection[str],
-    stream: Stream,
-) -> str | None:
+def _obstacle(name: str, read: Mapping[str, Node | None], stream: Stream) -> str | None:
+    columns = [column.name for column in stream.record_columns]
+    above = [at for at in read if name.startswith((f"{at}.", f"{at}[]", f"{at}{{}}"))]
+    reserved = {*TAKEN_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     if whole := [at for at in above if read[at] is None]:
         # A name may have dots of its own, so that a restatement may change nothing.
         return f"if it is inside {whole[0]}, restate its hours: a column reads all of that"
