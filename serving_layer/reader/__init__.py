@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -254,11 +254,8 @@ class StreamTable:
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation of a new DuckDB connection, which reads lazily and only
         what the whole query needs."""
-        relation = open_relation(self._selected().derived())
-        wanted = Rows(**rows)
-        if conditions := self._conditions(wanted):
-            relation = relation.filter(conditions)
-        return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
+        sql = self._statement(Rows(**rows), source(self.stream.table))
+        return open_relation(replace(self._selected().derived(), sql=sql))
 
     def dataset(self) -> ds.Dataset:
         """Return all rows as a PyArrow dataset of the table now. In any DuckDB connection, it opens
@@ -285,8 +282,7 @@ class StreamTable:
         """Return the rows, and then the records of the topic after them, as Arrow batches: up to
         the topic's end at this call, or with `follow` without end, asking for new records `every`
         so many seconds. Raises as `TopicTail`."""
-        wanted = Rows(**rows)
-        return RowsThenTopic(self, self._statement(wanted), every if follow else None)
+        return RowsThenTopic(self, self._statement(Rows(**rows)), every if follow else None)
 
     def _selected(self) -> SelectedRows:
         return self.reader.rows(self.stream.table, self.selection)
@@ -304,19 +300,11 @@ class StreamTable:
     def _answer(self, wanted: Rows) -> AbstractContextManager[Answer]:
         return self.reader.query(self._statement(wanted), self.selection)
 
-    def _statement(self, wanted: Rows) -> str:
-        conditions = self._conditions(wanted)
-        where = f" WHERE {conditions}" if conditions else ""
-        return f"SELECT {self._columns(wanted)} FROM {quoted_table(self.stream.table)}{where}"
-
-    def _columns(self, wanted: Rows) -> str:
+    def _statement(self, wanted: Rows, table: str | None = None) -> str:
         if isinstance(wanted.columns, str):
             raise ConfigurationError(f"columns: expected a list of names, found {wanted.columns!r}")
-        if wanted.columns is None:
-            return "*"
-        return ", ".join(quoted(column) for column in wanted.columns)
-
-    def _conditions(self, wanted: Rows) -> str:
+        names = wanted.columns
+        columns = "*" if names is None else ", ".join(quoted(name) for name in names)
         conditions = [f"({wanted.where}\n)"] if wanted.where is not None else []
         if wanted.hours is not None:
             first, last = (
@@ -339,7 +327,8 @@ class StreamTable:
             conditions.append(
                 f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'"
             )
-        return " AND ".join(conditions)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {table or quoted_table(self.stream.table)}{where}"
 
 
 class RowsThenTopic:
