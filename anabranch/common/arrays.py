@@ -1,7 +1,8 @@
-"""Sorted arrays, and groups of items by size."""
+"""Sorted arrays, and groups of items by key or size."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 def find_sorted(numbers: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -19,14 +21,26 @@ def find_sorted(numbers: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray
     return np.where(among[np.minimum(at, len(among) - 1)] == numbers, at, -1)
 
 
-def groups_by_size(items: Iterable[T], size: Callable[[T], int], enough: int) -> Iterator[list[T]]:
-    """Yield consecutive items in groups. A group ends once its size is `enough`."""
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their key, each key's in their order."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def groups_by_size(
+    items: Iterable[T], size: Callable[[T], int], most: int, count: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Yield consecutive items in groups whose size is at most `most`, or of one larger item, and of
+    at most `count` items."""
     group, total = list[T](), 0
     for item in items:
-        group.append(item)
-        total += size(item)
-        if total >= enough:
+        own = size(item)
+        if group and (total + own > most or len(group) == count):
             yield group
             group, total = [], 0
+        group.append(item)
+        total += own
     if group:
         yield group

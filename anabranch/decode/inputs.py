@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anabranch.common.arrays import groups_by_size
 from anabranch.decode.values import FIRST_MICROS, LAST_MICROS, MICROS, Errors, found
 from anabranch.offsets.hours import HourRange
 
@@ -69,17 +70,12 @@ BATCH_RECORDS, BATCH_BYTES = 10_000, 16 * 2**20
 
 
 def split_records(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the records in parts of at most BATCH_RECORDS, which end once they have more than
-    BATCH_BYTES. Pure."""
-    part, size = list[Any](), 0
-    for record in records:
-        if len(part) == BATCH_RECORDS or size > BATCH_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(record)
-        size += len(record.value or b"") + len(record.key or b"")
-    if part:
-        yield part
+    """Yield the records in parts of at most BATCH_RECORDS and BATCH_BYTES. Pure."""
+
+    def size(record: Any) -> int:
+        return len(record.value or b"") + len(record.key or b"")
+
+    return groups_by_size(records, size, BATCH_BYTES, BATCH_RECORDS)
 
 
 def batch_of(records: Sequence[Any]) -> pa.RecordBatch:

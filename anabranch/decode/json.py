@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, Meta, Raw
 
+from anabranch.common.arrays import grouped
 from anabranch.config.columns import Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.field_tree import (
@@ -95,9 +96,7 @@ class JsonReader:
         self._schemas = schemas
         self._columns = {column.name: column for column in columns}
         self._kinds = {column.name: values.arrow_type(column.type) for column in columns}
-        self._tops: dict[str, list[Column]] = {}
-        for column in columns:
-            self._tops.setdefault(column.field[0], []).append(column)
+        self._tops = grouped(columns, lambda column: column.field[0])
         self._root = tree_of(columns) if names_unknown or rescues else None
         self._rescues = rescues
         self._fields = _Fields(columns, self._kinds)
@@ -136,9 +135,7 @@ class JsonReader:
             if notations.has_unit(kind, column.notation):
                 return int | str | None
             return _or_null(_wire(kind, column.notation, node=node))
-        below: dict[str, list[Column]] = {}
-        for column in columns:
-            below.setdefault(column.field[depth], []).append(column)
+        below = grouped(columns, lambda column: column.field[depth])
         types = {
             name: self._type(of_field, (*way, f"c{i}"), _below(node, name))
             for i, (name, of_field) in enumerate(below.items())

@@ -28,6 +28,7 @@ from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.table import FileScanTask, StaticTable, Table
 from pyiceberg.table.metadata import TableMetadata
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import ConfigurationError, Refused, TableMissing
 from anabranch.common.json_values import parse
 from anabranch.common.remote_errors import lake_errors
@@ -498,9 +499,7 @@ def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[st
 
     Raises Refused for a file that is missing or has another size.
     """
-    by_last = dict[str, list[str]]()
-    for known in sizes:
-        by_last.setdefault(known.rpartition("/")[2], []).append(known)
+    by_last = grouped(sizes, lambda known: known.rpartition("/")[2])
     found = []
     name: str | None
     for entry in log.entries:

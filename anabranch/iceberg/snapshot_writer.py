@@ -27,6 +27,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
+from anabranch.common.arrays import grouped
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import (
     HourManifest,
@@ -255,9 +256,7 @@ class SnapshotWriter(ManifestWriter):
         self, manifests: list[HourManifest], files: Iterable[DataFile]
     ) -> list[HourManifest]:
         """Add a manifest of new files for each hour, and merge small manifests."""
-        new: dict[tuple[int, str], list[DataFile]] = defaultdict(list)
-        for data_file in files:
-            new[data_file.spec_id, hour_of_file(self._table, data_file)].append(data_file)
+        new = grouped(files, lambda file: (file.spec_id, hour_of_file(self._table, file)))
         existing = {m.manifest.manifest_path: m for m in manifests}
         touched = {hour for _, hour in new}
         slots = [

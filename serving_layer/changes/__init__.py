@@ -33,6 +33,7 @@ from typing import Any, Literal
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.json_values import parse
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
@@ -177,10 +178,7 @@ def is_erasure(row: LedgerRow) -> bool:
 
 def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
     """Return the erasures of rows among decisions, by hour, in their order."""
-    found: dict[str, list[LedgerRow]] = {}
-    for row in filter(is_erasure, rows):
-        found.setdefault(row.hour, []).append(row)
-    return found
+    return grouped(filter(is_erasure, rows), lambda row: row.hour)
 
 
 def waiting_changes(state: State, first: str) -> list[LedgerRow]:

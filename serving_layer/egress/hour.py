@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
+from anabranch.common.arrays import groups_by_size
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.json_values import parse
 from anabranch.common.logs import Progress
@@ -133,15 +134,11 @@ def chunks(
 ) -> Iterator[tuple[list[T], bool]]:
     """Yield the items in chunks of at most `at_most` items and `max_bytes` bytes, each with whether
     it is the last. A single item may be larger. Yields one empty chunk if there are no items."""
-    chunk: list[T] = []
-    chunk_bytes = 0
-    for item in items:
-        size = size_of(item)
-        if chunk and (len(chunk) == at_most or chunk_bytes + size > max_bytes):
-            yield chunk, False
-            chunk, chunk_bytes = [], 0
-        chunk.append(item)
-        chunk_bytes += size
+    groups = groups_by_size(items, size_of, max_bytes, at_most)
+    chunk = next(groups, [])
+    for following in groups:
+        yield chunk, False
+        chunk = following
     yield chunk, True
 
 

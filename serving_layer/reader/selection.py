@@ -12,6 +12,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
@@ -281,9 +282,7 @@ def _provenance(
     )
     assert snapshot is not None
     opened = list({file.file_path: file for scan in planned.scans for file in scan.files}.values())
-    by_hour: dict[str, list[DataFile]] = {}
-    for file in opened:
-        by_hour.setdefault(hour_of_file(table, file), []).append(file)
+    by_hour = grouped(opened, lambda file: hour_of_file(table, file))
     if (revision := selection.revision) is not None:
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")

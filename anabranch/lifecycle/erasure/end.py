@@ -23,6 +23,7 @@ from functools import partial
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 
+from anabranch.common.arrays import grouped
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import Progress
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
@@ -309,9 +310,7 @@ def end_versions(job: Job, now: datetime) -> int:
     written = [at for one in past_deadline(state, now) if (at := written_until(one)) is not None]
     if not written:
         return 0
-    by_bucket: dict[str, list[Version]] = {}
-    for version in versions_of(job, max(written)):
-        by_bucket.setdefault(version.bucket, []).append(version)
+    by_bucket = grouped(versions_of(job, max(written)), lambda version: version.bucket)
     for bucket, versions in by_bucket.items():
         open_store(job.environment.s3).delete_versions(bucket, versions)
         LOG.info(

@@ -25,6 +25,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import StaticTable, Table
 
+from anabranch.common.arrays import grouped, groups_by_size
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment, Stream
@@ -220,9 +221,7 @@ class TextPart(FilePart):
         """Return the file's columns, and the names in its first line."""
         number, line = next(self._lines(), (1, b""))
         kinds = self._kinds(number, line)
-        by_letters = dict[str, list[str]]()
-        for name in kinds:
-            by_letters.setdefault(name.lower(), []).append(name)
+        by_letters = grouped(kinds, str.lower)
         in_folder = {name.lower() for name in self.folder}
         own, there = list[Column](), set[str]()
         for column in self.columns:
@@ -273,14 +272,10 @@ class TextPart(FilePart):
         # Each column of the table is checked, whichever are requested.
         read = tuple(column for column in own if column.name in table or column.name in columns)
         spec = DecodeSpec(read, None, self.form, delimiter=self.delimiter, header=tuple(names))
-        decoder, block, size = Decoder(spec), list[tuple[int, bytes]](), 0
-        for number, line in self._lines(skip=self.form == "csv"):
-            block.append((number, line))
-            size += len(line)
-            if len(block) == min(batch_size, _LINES) or size >= _BYTES:
-                yield self._decoded(decoder, block, columns)
-                block, size = [], 0
-        if block:
+        decoder, lines = Decoder(spec), self._lines(skip=self.form == "csv")
+        for block in groups_by_size(
+            lines, lambda one: len(one[1]), _BYTES, min(batch_size, _LINES)
+        ):
             yield self._decoded(decoder, block, columns)
 
     def _decoded(

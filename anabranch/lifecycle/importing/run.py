@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyiceberg.expressions import In
 from pyiceberg.manifest import DataFile
 
-from anabranch.common.arrays import find_sorted
+from anabranch.common.arrays import find_sorted, groups_by_size
 from anabranch.common.errors import Refused, Transient, Unexpected
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import Progress
@@ -97,8 +97,6 @@ LOG = logging.getLogger(__name__)
 _HOURS_A_COMMIT = 48
 _ROWS_A_COMMIT = 5_000_000
 _ATTEMPTS = 20
-
-Hour = TypeVar("Hour", str, int)
 
 
 @dataclass(frozen=True)
@@ -452,7 +450,7 @@ class _Import:
         # All hours: a record may be hours away from others of its time, if its producer stamped it.
         known, key = self._known_keys(state), self._seam_key
         late = [np.zeros(0, np.int64)]
-        for some in _groups(sorted(hours), hours):
+        for some in groups_by_size(sorted(hours), hours.__getitem__, _ROWS_A_COMMIT):
             window = plan_window(self._workers, self._reader, self._counted, some[0], some[-1])
             rows = read_keys(self._workers, window, key)
             self._require_keys(rows)
@@ -741,19 +739,7 @@ def _erased(
     return mask
 
 
-def _groups(hours: Sequence[Hour], rows: Mapping[Hour, int]) -> Iterator[list[Hour]]:
-    """Yield consecutive hours with at most `_ROWS_A_COMMIT` rows, or a single hour. Pure."""
-    some, number = list[Hour](), 0
-    for hour in hours:
-        if some and number + rows[hour] > _ROWS_A_COMMIT:
-            yield some
-            some, number = [], 0
-        some.append(hour)
-        number += rows[hour]
-    if some:
-        yield some
-
-
 def _hours_of_commit(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
     """Return the newest of `hours` for one commit, oldest first. `hours` is newest first. Pure."""
-    return next(_groups(hours[:_HOURS_A_COMMIT], rows))[::-1]
+    some = groups_by_size(hours[:_HOURS_A_COMMIT], rows.__getitem__, _ROWS_A_COMMIT)
+    return next(some)[::-1]

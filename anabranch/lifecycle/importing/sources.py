@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
-from anabranch.common.arrays import find_sorted
+from anabranch.common.arrays import find_sorted, grouped
 from anabranch.common.errors import Refused
 from anabranch.iceberg.other_tables import Part
 from anabranch.offsets.hours import from_number
@@ -188,9 +188,7 @@ class SourceReader:
     def _own_names(self, part: Part, there: pa.Schema) -> dict[str, str]:
         """Return the part's names of the stream's columns that it has: as for Spark, in letters of
         any case. Raises Refused if it has several of them."""
-        found, by_letters = dict[str, str](), dict[str, list[str]]()
-        for name in there.names:
-            by_letters.setdefault(name.lower(), []).append(name)
+        found, by_letters = dict[str, str](), grouped(there.names, str.lower)
         for column in self.schema:
             equal = by_letters.get(column.name.lower(), [])
             same = [name for name in equal if name == column.name] or equal

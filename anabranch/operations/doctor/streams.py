@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import AnabranchError, FileGone
 from anabranch.config import Environment, Stream
-from anabranch.iceberg.files import LostFile
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
@@ -165,10 +165,7 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
 def _lost_files(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
     waiting = {*facts.status.backlog, *facts.status.to_seal, *facts.status.refused}
     for is_served, lost in ((True, facts.lost.served), (False, facts.lost.unserved)):
-        by_hour: dict[str, list[LostFile]] = {}
-        for one in lost:
-            by_hour.setdefault(one.hour, []).append(one)
-        for hour, files in by_hour.items():
+        for hour, files in grouped(lost, lambda one: one.hour).items():
             found = f"none of {files[0].words}"
             found += f", and {len(files) - 1} more" if len(files) > 1 else ""
             remedy = f"anabranch batch {stream.name} --hour {hour}"

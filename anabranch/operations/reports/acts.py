@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from anabranch.common.arrays import grouped
 from anabranch.job import Job
 from anabranch.protocol.ledger_row import Act, LedgerRow
 
@@ -44,13 +45,9 @@ def outcome_words(act: ActRecord) -> str:
 
 def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
     """Return the acts of the ledger's rows, oldest first, each with all its decisions. Pure."""
-    by_act: dict[Act, list[LedgerRow]] = {}
-    for row in rows:
-        if row.act is not None:
-            by_act.setdefault(row.act, []).append(row)
-    return [
-        _record(act, of_act) for act, of_act in sorted(by_act.items(), key=lambda item: item[0].at)
-    ]
+    by_act = grouped(rows, lambda row: row.act).items()
+    found = [_record(act, of_act) for act, of_act in by_act if act is not None]
+    return sorted(found, key=lambda record: record.at)
 
 
 def _record(act: Act, rows: Sequence[LedgerRow]) -> ActRecord:

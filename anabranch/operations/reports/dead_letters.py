@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import duckdb
 from pyiceberg.table import Table
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import Refused
 from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.rewriting import RowReader
@@ -100,12 +101,10 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
             f"kafka_timestamp, key, value FROM letters WHERE {where or 'false'} ORDER BY "
             "ingest_hour, kafka_partition, kafka_offset",
         )
-    samples: dict[str, list[Letter]] = {}
-    for row in rows:
-        samples.setdefault(row["error_code"], []).append(_letter(row))
+    samples = grouped(rows, lambda row: row["error_code"])
     return [
-        Reason(c["error_code"], c["n"], c["first"], c["last"], samples.get(c["error_code"], []))
-        for c in counts
+        Reason(code, c["n"], c["first"], c["last"], [*map(_letter, samples.get(code, ()))])
+        for code, c in ((c["error_code"], c) for c in counts)
     ]
 
 

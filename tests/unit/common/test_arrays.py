@@ -1,5 +1,7 @@
 """Positions in sorted arrays, and groups by size, against Python's own lists."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +18,9 @@ def test_each_number_has_its_index_or_none(numbers: list[int], among: list[int])
     assert found.tolist() == [among.index(n) if n in among else -1 for n in numbers]
 
 
-@given(sizes=st.lists(st.integers(0, 9)), enough=st.integers(1, 12))
-def test_a_group_ends_where_it_is_enough(sizes: list[int], enough: int) -> None:
-    groups = list(groups_by_size(sizes, int, enough))
+@given(sizes=st.lists(st.integers(0, 9)), most=st.integers(1, 12))
+def test_a_group_ends_before_it_is_too_large(sizes: list[int], most: int) -> None:
+    groups = list(groups_by_size(sizes, int, most))
     assert [size for group in groups for size in group] == sizes
-    assert all(sum(group) >= enough for group in groups[:-1])
-    assert all(sum(group[:-1]) < enough and group for group in groups)
+    assert all(sum(group) <= most or len(group) == 1 for group in groups)
+    assert all(sum(one) + other[0] > most for one, other in pairwise(groups))

@@ -97,8 +97,8 @@ def record(size: int) -> Any:
         ([], []),
         ([0, 0], [2]),
         ([1] * 10_001, [10_000, 1]),
-        # A part ends once it has more than 16 MiB.
-        ([2**24, 1, 1], [2, 1]),
+        # A part has at most 16 MiB.
+        ([2**24, 1, 1], [1, 2]),
         ([2**25, 2**25], [1, 1]),
     ],
 )
