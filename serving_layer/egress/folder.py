@@ -39,7 +39,6 @@ from anabranch.iceberg.file_io import LakeFileIO, store_of
 from anabranch.iceberg.files import delete_files, list_files, local_path
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 from anabranch.job import Job
-from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import Hour, Restored, is_current
@@ -350,11 +349,9 @@ class Folder:
     target: Target
     storage: Storage
 
-    def last(self) -> Delivery | None:
-        """Return the newest delivery. Raises Transient, Terminal without its table."""
-        return deliveries.newest(
-            self.job.lake, self.job.stream.egress_table, self.target.name, self.target.place
-        )
+    @property
+    def place(self) -> str:
+        return self.target.place
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless
@@ -366,6 +363,7 @@ class Folder:
             # Step 1: list the folder.
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
+            former = before.names if before is not None else frozenset[str]()
             is_ours = is_later(before, hour) and is_current(self.job, hour)
             if is_ours and not all_again:
                 raise Restored
@@ -389,9 +387,7 @@ class Folder:
                         raise _overtaken(folder)
                     storage.delete(folder, frozenset({SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
-                files = self._write(
-                    folder, hour, delivery, before.names if before is not None else frozenset()
-                )
+                files = self._write(folder, hour, delivery, former)
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
@@ -404,7 +400,6 @@ class Folder:
             reach(Step.EGRESS_NAMED)
             # Step 4: delete other files by name: those of the previous manifest, and of begun
             # deliveries.
-            former = before.names if before is not None else frozenset[str]()
             written = {name for one in begun.values() for name in one.names}
             storage.delete(folder, frozenset((former | written) - after.names))
             # Keep the list of a process that still writes files: the next delivery finds the files

@@ -21,7 +21,6 @@ from anabranch.common.http import is_transient
 from anabranch.common.retry import attempts, doubling
 from anabranch.config.sections import Target
 from anabranch.job import Job
-from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import (
@@ -59,9 +58,6 @@ class Document:
         kind = "delete" if self.value is None else "index"
         line = json.dumps({kind: action}, separators=(",", ":")).encode() + b"\n"
         return line if self.value is None else line + self.value + b"\n"
-
-    def at_version(self, version: int) -> Document:
-        return replace(self, version=version)
 
 
 @dataclass
@@ -292,12 +288,6 @@ class Search:
     def place(self) -> str:
         return f"{self.index.where} ({self.uuid})"
 
-    def last(self) -> Delivery | None:
-        """Return the newest delivery. Raises Transient, Terminal without its table."""
-        return deliveries.newest(
-            self.job.lake, self.job.stream.egress_table, self.target.name, self.place
-        )
-
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows to the index, and delete all other documents at its places.
         Idempotent. Raises Restored, unless `all_again` (every hour is being delivered). Raises
@@ -338,11 +328,8 @@ class Search:
             version = max([latest, *versions.values()])
             # Without deletions of documents that the index lacks: a later reading has deleted them,
             # and the engine may remember their version.
-            again = [
-                one.at_version(version)
-                for one in bulk
-                if one.id in versions or one.value is not None
-            ]
+            known = [one for one in bulk if one.id in versions or one.value is not None]
+            again = [replace(one, version=version) for one in known]
             LOG.debug("hour %s: replacing later readings of %d documents", hour.name, len(again))
             try:
                 if again:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from anabranch.common.arrays import grouped
 from anabranch.common.output import text as text_of
 from anabranch.job import groups_of
 from anabranch.operations.reports import status
@@ -162,26 +163,16 @@ def stream_line(name: str, reading: TimedValue[Readings], why_old: str | None) -
     )
 
 
-@dataclass(frozen=True)
-class Outage:
-    """A service that several streams wait for. `reason`: that of the first one."""
-
-    service: str
-    streams: int
-    reason: str
-
-
-def outages(lines: Sequence[StreamLine]) -> list[Outage]:
-    """Return the services that more than one stream lacks. Pure."""
-    by_service: dict[str, list[StreamLine]] = {}
-    for line in lines:
-        if line.service is not None and line.why_old is not None:
-            by_service.setdefault(line.service, []).append(line)
-    return [
-        Outage(_SERVICES.get(name, f"The {name}"), len(away), str(away[0].why_old))
+def outages(lines: Sequence[StreamLine]) -> dict[str, list[StreamLine]]:
+    """Return the services that more than one stream lacks, with these streams. Pure."""
+    by_service = grouped(
+        (line for line in lines if line.why_old is not None), lambda line: line.service
+    )
+    return {
+        _SERVICES.get(name, f"The {name}"): away
         for name, away in by_service.items()
-        if len(away) > 1
-    ]
+        if name is not None and len(away) > 1
+    }
 
 
 @dataclass(frozen=True)
@@ -249,12 +240,7 @@ def summary_words(lines: Sequence[StreamLine]) -> str:
     """Return a sentence about all streams, which a screen reader announces. Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
-    text = (
-        f"{len(lines)} streams, {len(wrong)} to look at"
-        if len(lines) != 1
-        else f"1 stream, {len(wrong)} to look at"
-    )
+    text = f"{len(lines)} stream{'' if len(lines) == 1 else 's'}, {len(wrong)} to look at"
     if wrong:
-        text += ": " + ", ".join(f"{line.name} {line.condition.word}" for line in wrong[:_NAMED])
-        text += f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        text += f": {_named([f'{line.name} {line.condition.word}' for line in wrong])}"
     return text + (f"; {len(old)} without a new reading" if old else "")
