@@ -81,6 +81,8 @@ class SelectedRows:
     table: Table
     select: Callable[[], Selected] = Selected
     """A function that returns the rows that a query sees. Raises AnabranchError."""
+    read: Callable[[], Derived] | None = None
+    """A function that reads the rows that a query sees in place of these."""
 
     def columns_only(self) -> ds.Dataset:
         return columns_only(self.table)
@@ -91,6 +93,8 @@ class SelectedRows:
         return plan_files(self.name, self.table, selected.snapshot_id, selected.hours)
 
     def derived(self) -> Derived:
+        if self.read is not None:
+            return self.read()
         return Derived(f"SELECT * FROM {source(self.name)}", {self.name: self.files()})
 
 

@@ -63,16 +63,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveRows(SelectedRows):
-    """The rows of a table, and of its topic after them. `read` reads the topic to its end."""
-
-    read: Callable[[], Derived]
-
-    def derived(self) -> Derived:
-        return self.read()
-
-
 @dataclass(frozen=True)
 class Reader:
     """The tables and views of a configuration. `streams`: the stream of each table name."""
@@ -106,8 +96,9 @@ class Reader:
         with ExitStack() as files:
             if tails is not None:
                 for stream in self.streams.values():
-                    live = partial(self.live_rows, stream, selection, tails, files)
-                    tables[stream.table] = live
+                    # The topic is read when the query needs it.
+                    read = partial(self._read_topic, stream, selection, tails, files)
+                    tables[stream.table] = partial(self.rows, stream.table, selection, read)
             yield files.enter_context(
                 open_query(
                     sql,
@@ -119,26 +110,21 @@ class Reader:
                 )
             )
 
-    def rows(self, name: str, selection: Selection) -> SelectedRows:
-        """Return the selected rows of a table. Raises as `Lake.load`."""
+    def rows(
+        self, name: str, selection: Selection, read: Callable[[], Derived] | None = None
+    ) -> SelectedRows:
+        """Return the selected rows of a table, or those that `read` returns instead. Raises as
+        `Lake.load`."""
         table = self.lake.load(name)
-        return SelectedRows(
-            name, table, partial(select, self.lake, self.streams[name], selection, name, table)
-        )
-
-    def live_rows(
-        self, stream: Stream, selection: Selection, tails: list[TopicTail], files: ExitStack
-    ) -> LiveRows:
-        """Return the selected rows of a stream's table and the records of its topic after them,
-        which are read when a query needs them. `files` deletes them. Raises as `Lake.load`."""
-        table = self.lake.load(stream.table)
-        read = partial(self._read_topic, stream, selection, tails, files)
-        return LiveRows(stream.table, table, read=read)
+        chosen = partial(select, self.lake, self.streams[name], selection, name, table)
+        return SelectedRows(name, table, chosen, read)
 
     def _read_topic(
         self, stream: Stream, selection: Selection, tails: list[TopicTail], files: ExitStack
     ) -> Derived:
-        """Raises ConfigurationError for one revision of an hour, and as `TopicTail`."""
+        """Return the rows of a stream's table and the records of its topic after them, which
+        `files` deletes. Raises ConfigurationError for one revision of an hour, and as
+        `TopicTail`."""
         # Imported here: a query of tables alone needs no Kafka.
         from anabranch.kafka.client import KafkaAdapter
         from serving_layer.reader.topic_tail import TopicTail
