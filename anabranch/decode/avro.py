@@ -15,8 +15,8 @@ Source: Avro's specification (https://avro.apache.org/docs/1.12.0/specification/
 | DECIMAL(p,s) | bytes or fixed with decimal of at most s digits after the point, p - s before it;
   p - s does not count for decimals of more than 38 digits, of which many writers have no others |
 | ARRAY, MAP, STRUCT | array, map, record; missing fields of a record are null |
-| STRUCT<member0: …, member1: …> | a union, its types without null in their order; of a whole value,
-  these are columns by their names |
+| STRUCT<member_NAME: …> | a union, its types without null by name; of a whole value, these are
+  columns, NAME |
 
 A column with a unit takes int, long, double (as its shortest decimal) and string, one with a
 pattern string, a number with a decimal sign string too (`anabranch.decode.notations`). A logical
@@ -27,7 +27,6 @@ logical types are read as the underlying type. Values of simple types are read o
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +40,7 @@ import pyarrow as pa
 from anabranch.config.columns import MOST_DIGITS, ROW, Column, Notation
 from anabranch.decode import notations, values
 from anabranch.decode.avro_columns import AvroValues, is_of_unit, plan_fields, unit_of
-from anabranch.decode.avro_names import Incompatible, Node, parse, record_of
+from anabranch.decode.avro_names import MEMBER, Incompatible, Node, names_of, parse, record_of
 from anabranch.decode.inputs import WriterSchema, split
 from anabranch.decode.notations import words
 from anabranch.decode.values import (
@@ -57,7 +56,6 @@ from anabranch.decode.values import (
     within,
 )
 
-_MEMBER = re.compile(r"member[0-9]+")
 _EPOCH = date(1970, 1, 1)
 
 # The writer's types that a column's type takes, beside those with a rule of their own.
@@ -382,12 +380,12 @@ def _converter(kind: pa.DataType, node: Node, path: str, notation: Notation) -> 
     """Return how a writer's type becomes the column. Raises Incompatible, naming `path`."""
     if node.kind == "union":
         branches = [b for b in node.branches if b.kind != "null"]
-        if (
-            pa.types.is_struct(kind)
-            and len(branches) > 1
-            and all(map(_MEMBER.fullmatch, kind.names))
-        ):
-            members = [_member(kind, i, b, path, notation) for i, b in enumerate(branches)]
+        names = [MEMBER + name for name in names_of(branches)]
+        if pa.types.is_struct(kind) and len(branches) > 1 and {*names} & {*kind.names}:
+            members = [
+                _member(kind, name, branch, path, notation)
+                for name, branch in zip(names, branches, strict=True)
+            ]
             return lambda found: members[found[0]](found[1])
         converters = [_converter(kind, b, path, notation) for b in branches]
         if len(converters) == 1:
@@ -445,11 +443,8 @@ def _converter(kind: pa.DataType, node: Node, path: str, notation: Notation) -> 
     raise Incompatible(f"{path}: expected a type readable as {expected}, found {node.describe()}")
 
 
-def _member(
-    kind: pa.StructType, number: int, node: Node, path: str, notation: Notation
-) -> _Convert:
+def _member(kind: pa.StructType, name: str, node: Node, path: str, notation: Notation) -> _Convert:
     """Return how a value of a union's type becomes a STRUCT of the union's members."""
-    name = f"member{number}"
     if name in kind.names:
         convert = _converter(kind.field(name).type, node, f"{path}.{name}", notation)
         return lambda found: {name: within(f".{name}", convert, found)}

@@ -4,7 +4,7 @@ unbounded. Pure."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,10 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 class Incompatible(Exception):
     """A writer's schema that cannot be read as the stream's columns; the message says why."""
+
+
+MEMBER = "member_"
+"""Before the name of a union's type, the field of a STRUCT with one for each."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +71,32 @@ def parse(text: str) -> Node:
         ) from None
 
 
-def record_of(root: Node) -> tuple[Node, tuple[str, ...]]:
+def names_of(members: Sequence[Node]) -> list[str]:
+    """Return the name of each type of a union. By its number a member would be another one's in the
+    next version."""
+    names = [one.name.rpartition(".")[2] or one.kind for one in members]
+    if _repeat(names):
+        names = [(one.name or one.kind).replace(".", "_") for one in members]
+    # Avro has no union with a type twice, but some parsers do.
+    return [f"{name}_{i}" for i, name in enumerate(names)] if _repeat(names) else names
+
+
+def _repeat(names: Sequence[str]) -> bool:
+    return len({name.lower() for name in names}) < len(names)
+
+
+def record_of(root: Node) -> tuple[Node, list[str]]:
     """Return the record of a schema's values; of a union of several types, one with a field for
     each that is not null, by its name, and these names in their order. Raises Incompatible for any
     other type."""
     others = [branch for branch in root.branches if branch.kind != "null"]
     if len(others) > 1:
-        # A member's number would be another one's in the next version.
-        names = [one.name.rpartition(".")[2] or one.kind for one in others]
-        if len({name.lower() for name in names}) < len(names):
-            names = [(one.name or one.kind).replace(".", "_") for one in others]
-        return Node("record", fields=dict(zip(names, others, strict=True))), tuple(names)
+        names = names_of(others)
+        return Node("record", fields=dict(zip(names, others, strict=True))), names
     record = others[0] if others else root
     if record.kind != "record":
         raise Incompatible(f"expected a record, found {root.describe()}")
-    return record, ()
+    return record, []
 
 
 def with_references(text: str, references: Iterable[str]) -> str:

@@ -18,7 +18,16 @@ from google.protobuf.descriptor import FieldDescriptor as F
 
 from anabranch.config.columns import MOST_DIGITS
 from anabranch.decode.avro_columns import unit_of
-from anabranch.decode.avro_names import MAX_DEPTH, MAX_SIZE, Incompatible, Node, parse, record_of
+from anabranch.decode.avro_names import (
+    MAX_DEPTH,
+    MAX_SIZE,
+    MEMBER,
+    Incompatible,
+    Node,
+    names_of,
+    parse,
+    record_of,
+)
 from anabranch.decode.protobuf import (
     DATE,
     DOCUMENTS,
@@ -144,7 +153,8 @@ def _avro_type(node: Node, path: str, left: Left) -> str:
         if (wider := _WIDER.get(frozenset(b.describe() for b in branches))) is not None:
             return wider
         if len(branches) > 1:
-            members = [(f"member{i}", b) for i, b in enumerate(branches)]
+            names = [MEMBER + name for name in names_of(branches)]
+            members = zip(names, branches, strict=True)
             return struct_type(path, [(n, _avro_type(b, f"{path}.{n}", left)) for n, b in members])
         if branches:
             return _avro_type(branches[0], path, left)

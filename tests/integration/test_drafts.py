@@ -121,7 +121,7 @@ def test_topics_of_a_pattern_are_drafted_and_read_by_both_layers(
     placed = datetime(2026, 11, 28, 10, tzinfo=UTC)
     assert by_speed[csv_topic][7] == {"id": 7, "total": Decimal("7.50"), "placed_at": placed}
     assert by_speed[avro][1] == {
-        "id": "o-1", "total": Decimal("12.34"), "either": {"member0": None, "member1": 1},
+        "id": "o-1", "total": Decimal("12.34"), "either": {"member_string": None, "member_long": 1},
     }  # fmt: skip
     assert by_speed[proto][1] == {"id": "p-1", "at": None, "n": [1]}
     made = placed.replace(microsecond=1)

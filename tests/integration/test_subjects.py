@@ -88,7 +88,7 @@ def test_apply_takes_up_what_a_subject_adds(world: Make, registry: SchemaRegistr
     assert columns(one, table) == taken_up
 
     registry.register(subject, avro({"name": "odd", "type": ["int", "string"]}))
-    union = "struct<member0:int,member1:string>"
+    union = "struct<member_int:int,member_string:string>"
     assert f"{of} 5: new column odd of {table}, {union}" in call(one, "apply", one.name)
     assert columns(one, table) == taken_up | {"odd": union}
 

@@ -253,7 +253,7 @@ def test_ids_that_are_not_listed_are_reported() -> None:
         ("c TIMESTAMP", of("time-micros"), "found long (time-micros)"),
         ("c STRING", ["null", "string", "int"], "found int"),
         ("c STRING", ["null"], "found a union of null"),
-        ("c STRUCT<member0: INT, member1: INT>", ["int", "string"], "c.member1: expected a type readable as int"),
+        ("c STRUCT<member_int: INT, member_string: INT>", ["int", "string"], "c.member_string: expected a type readable as int"),
         ("c DECIMAL(10,2)", of("decimal", "bytes", precision=10, scale=3), "found bytes (decimal)"),
         ("c DECIMAL(10,2)", of("decimal", "bytes", precision=2, scale=3), "found bytes"),
         ("c DECIMAL(10,2)", of("decimal", "bytes", precision=9, scale=0), "found bytes (decimal)"),
@@ -306,17 +306,17 @@ def test_a_decimal_of_many_bytes_is_refused_without_its_digits(size: int) -> Non
 
 
 UNIONS: list[tuple[Any, str, list[tuple[Any, Any]]]] = [
-    (["null", "string", "long"], "c STRUCT<member0: STRING, member1: BIGINT>",
-     [({"string": "x"}, {"member0": "x", "member1": None}), ({"long": 7}, {"member0": None, "member1": 7}), (None, None)]),
+    (["null", "string", "long"], "c STRUCT<member_string: STRING, member_long: BIGINT>",
+     [({"string": "x"}, {"member_string": "x", "member_long": None}), ({"long": 7}, {"member_string": None, "member_long": 7}), (None, None)]),
     (["null", record(("n", "int"), name="A"), record(("m", "string"), name="B")],
-     "c STRUCT<member0: STRUCT<n: INT>, member1: STRUCT<m: STRING>>",
-     [({"shop.A": {"n": 1}}, {"member0": {"n": 1}, "member1": None}),
-      ({"shop.B": {"m": "x"}}, {"member0": None, "member1": {"m": "x"}})]),
+     "c STRUCT<member_A: STRUCT<n: INT>, member_B: STRUCT<m: STRING>>",
+     [({"shop.A": {"n": 1}}, {"member_A": {"n": 1}, "member_B": None}),
+      ({"shop.B": {"m": "x"}}, {"member_A": None, "member_B": {"m": "x"}})]),
     ([record(("n", "int"), name="A"), record(("n", "long"), ("m", "int"), name="B")], "c STRUCT<n: BIGINT>",
      [({"shop.A": {"n": 1}}, {"n": 1}), ({"shop.B": {"n": 2, "m": 3}}, {"n": 2})]),
     (["string", {"type": "enum", "name": "e", "symbols": ["A"]}], "c STRING", [({"string": "x"}, "x"), ({"shop.e": "A"}, "A")]),
-    ({"type": "array", "items": ["null", "string", "long"]}, "c ARRAY<STRUCT<member0: STRING, member1: BIGINT>>",
-     [([{"long": 7}, None, {"string": ""}], [{"member0": None, "member1": 7}, None, {"member0": "", "member1": None}])]),
+    ({"type": "array", "items": ["null", "string", "long"]}, "c ARRAY<STRUCT<member_string: STRING, member_long: BIGINT>>",
+     [([{"long": 7}, None, {"string": ""}], [{"member_string": None, "member_long": 7}, None, {"member_string": "", "member_long": None}])]),
 ]  # fmt: skip
 
 
@@ -372,10 +372,19 @@ def test_a_value_of_a_type_without_a_member_is_no_row() -> None:
     """The hazard: a row whose value is silently null, since the union has got one more type."""
     schema = record(("c", ["null", "string", "long"]))
     payloads = [wired(7, encode(schema, {"c": one})) for one in ({"string": "x"}, {"long": 7})]
-    result = decoded(spec({7: schema}, "c STRUCT<member0: STRING>"), list(payloads))
-    assert result.rows["c"].to_pylist()[0] == {"member0": "x"}
+    result = decoded(spec({7: schema}, "c STRUCT<member_string: STRING>"), list(payloads))
+    assert result.rows["c"].to_pylist()[0] == {"member_string": "x"}
     assert {i: code for i, (code, _) in result.errors.items()} == {1: "wrong_type"}
-    assert "found long, the type of a member1" in result.errors[1][1]
+    assert "found long, the type of a member_long" in result.errors[1][1]
+
+
+def test_a_member_is_the_same_in_a_version_with_more_of_them() -> None:
+    of_a, of_b = record(("n", "int"), name="A"), record(("n", "int"), name="B")
+    schemas = {7: record(("c", [of_a, of_b])), 8: record(("c", ["null", of_b, "string", of_a]))}
+    sent = [wired(7, varint(0) + varint(5)), wired(8, varint(3) + varint(5))]
+    ddl = "c STRUCT<member_A: STRUCT<n: INT>, member_B: STRUCT<n: INT>>"
+    result = decoded(spec(schemas, ddl), list(sent))
+    assert result.rows["c"].to_pylist() == [{"member_A": {"n": 5}, "member_B": None}] * 2
 
 
 BARE = record(("note", ["null", "string"]), ("id", "string"), ("n", "long"))

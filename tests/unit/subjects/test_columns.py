@@ -62,15 +62,23 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
         (["double"], "double"),
         (["int", "null", "long"], "bigint"),
         (["double", "float"], "double"),
-        (["null", "int", "string"], "struct<member0:int,member1:string>"),
-        (["null", POINT, FIXED], "struct<member0:struct<x:int,select:string>,member1:binary>"),
+        (["null", "int", "string"], "struct<member_int:int,member_string:string>"),
+        (["null", POINT, FIXED], "struct<member_P:struct<x:int,select:string>,member_F:binary>"),
         (
             {"type": "array", "items": ["int", "string"]},
-            "array<struct<member0:int,member1:string>>",
+            "array<struct<member_int:int,member_string:string>>",
         ),
         (
             ["null", logical("long", "timestamp-millis"), "int"],
-            "struct<member0:timestamp,member1:int>",
+            "struct<member_long:timestamp,member_int:int>",
+        ),
+        (
+            [POINT, {**POINT, "name": "o.p"}],
+            "struct<member_n_P:struct<x:int,select:string>,member_o_p:struct<x:int,select:string>>",
+        ),
+        (
+            [FIXED, "string", "F"],
+            "struct<member_n_F_0:binary,member_string_1:string,member_n_F_2:binary>",
         ),
         # Kafka Connect's decimals have 64 digits, whatever their columns have.
         (logical("bytes", "decimal", precision=64, scale=2), "decimal(38,2)"),
