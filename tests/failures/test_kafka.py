@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from commands import started
@@ -24,8 +23,6 @@ from anabranch.offsets.hours import Timeline, end_of, max_hours_at_once, start_o
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
-from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.sealing import seal
 from anabranch.protocol.state import LOST, TIMELINE
 
 Make = Callable[..., World]
@@ -432,19 +429,4 @@ def test_a_topic_that_does_not_exist_yet_begins_with_its_first_record(world: Mak
     one.topic(1)
     one.send(now_values(5, "first"))
     one.speed()
-    assert one.contents() == one.acknowledged()
-
-
-def test_a_seal_of_hours_that_speed_has_not_seen_is_used_by_it_afterwards(world: Make) -> None:
-    one = world()
-    one.topic(2)
-    for ago in (2, 1):
-        one.send(spread(past_hour(ago), 20, f"h{ago}"))
-    one.apply()
-    job: Any = one.job
-    assert seal(Publisher(job.lake, job.stream), job.kafka).hours == (past_hour(2), past_hour(1))
-    one.speed()
-    for hour, cut in one.state.timeline.sealed.items():
-        rows = [r for r in one.rows() if r["ingest_hour"] == hour]
-        assert len(rows) == cut.offsets == 20
     assert one.contents() == one.acknowledged()

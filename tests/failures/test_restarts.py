@@ -6,12 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from commands import ROOT, Command, started
-from world import SCHEMA, World, event, past_hour
-
-from anabranch.common.errors import Terminal
-from anabranch.offsets.hours import start_of
+from world import World
 
 Make = Callable[..., World]
 SLOW = {"trigger": "1 second", "max_offsets_per_trigger": 40}
@@ -84,29 +80,3 @@ def changed_code(folder: Path) -> Path:
     added = '        frame = frame.repartition(3)\n        LOG.info("changed code")\n'
     source.write_text(text.replace(behind, added + behind), encoding="utf-8")
     return copy
-
-
-def test_a_column_added_between_runs_is_null_in_old_rows(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    hour = past_hour(1)
-    begin = start_of(hour)
-    one.serve([(0, begin, event(f"old-{i}", begin)) for i in range(5)])
-    one.configure(schema=f"{SCHEMA}, colour STRING")
-    one.reopen()
-    # The hazard: the job knows a column that the table does not have. Nothing is lost by it.
-    with pytest.raises(
-        Terminal, match="expected column colour string, found none; run `anabranch apply"
-    ):
-        one.send([(0, begin, event("early", begin, colour="red"))])
-        one.speed()
-    assert one.apply() == [f"added column colour to {one.job.stream.table}"]
-    one.send([(0, begin, event(f"new-{i}", begin, colour="blue")) for i in range(5)])
-    one.speed()
-    assert one.contents() == one.acknowledged()
-    one.batch()
-    colours = {row["event_id"]: row["colour"] for row in one.rows()}
-    assert colours == {f"old-{i}": None for i in range(5)} | {"early": "red"} | {
-        f"new-{i}": "blue" for i in range(5)
-    }
-    assert one.contents() == one.acknowledged()

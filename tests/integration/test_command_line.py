@@ -149,28 +149,6 @@ def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> 
 
 
 @pytest.mark.full
-def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., World]) -> None:
-    one = world()
-    one.topic()
-    one.send(spread(past_hour(1), 6, "e"))
-    one.apply()
-    one.expect(entry("expect_column_values_to_be_between", column="level", max_value=3))
-    _run(
-        one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why",
-        "the game has more levels now",
-    )  # fmt: skip
-    [hour, _] = shown(one, "hours", one.name)
-    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == (
-        "accepted",
-        "batch",
-        False,
-    )
-    assert hour["reason"].startswith(
-        "accepted by choice: the game has more levels now; in spite of: quality: expect_"
-    )
-
-
-@pytest.mark.full
 def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., World]) -> None:
     one = world()
     one.create()

@@ -236,14 +236,6 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
 
 
 @pytest.mark.full
-def test_running_starts_services_and_stops_them(tmp_path: Path, jars: Jars) -> None:
-    with services.running(tmp_path, jars) as running:
-        assert _s3(running).list_buckets()["Buckets"] == []
-        assert len(_alive(running.home)) == 2
-    assert _alive(running.home) == []
-
-
-@pytest.mark.full
 def test_a_closed_workspace_leaves_the_handlers_of_signals_as_they_were() -> None:
     """Processes that start after it would ignore SIGTERM."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

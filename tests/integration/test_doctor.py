@@ -19,14 +19,12 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from pydantic import SecretStr
 from pyiceberg.table import Transaction
 from pyspark.sql import SparkSession
-from registry import SchemaRegistry
 from run_books import printed
 from world import SCHEMA, World, past_hour, spread
 
 from anabranch import config
 from anabranch.cli import main
 from anabranch.operations.doctor import s3 as store
-from anabranch.operations.doctor import services
 from anabranch.operations.doctor.finding import Finding, Issue
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
@@ -434,22 +432,3 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         }
         assert denied.keys() == {Issue.S3_RIGHTS}
         assert "s3:PutObject" in denied[Issue.S3_RIGHTS].remedy
-
-
-def test_a_schema_registry_that_has_no_such_subject_yet(
-    environment: dict[str, Any], spark: SparkSession, registry: SchemaRegistry, tmp_path: Path
-) -> None:
-    subject = f"doctor-{uuid.uuid4().hex}"
-    settings = environment | {"registry": {"url": registry.url}}
-    one = World(tmp_path / "conf", settings, spark, format={"type": "avro", "subject": subject})
-    one.kafka.close()
-    facts = services.read_registry(one.job.environment, one.job.stream)
-    [finding] = services.subject_findings(one.job.stream, facts)
-    assert (finding.check, finding.severity) == (Issue.SUBJECT_MISSING, "warning")
-    registry.register(subject, '"string"')
-    assert (
-        services.subject_findings(
-            one.job.stream, services.read_registry(one.job.environment, one.job.stream)
-        )
-        == []
-    )

@@ -3,12 +3,9 @@ end with."""
 
 import json
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from budget import budget
@@ -184,47 +181,3 @@ def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..
     outcomes = run_streams(jobs, LazySpark.of(one.spark), work, threading.Event(), at_once=2)
     assert [o.error for o in outcomes] == [None, None]
     assert (events(one), events(other)) == (exact(one), exact(other))
-
-
-@pytest.mark.full
-def test_the_command_names_each_stream_and_one_code(world: Callable[..., World]) -> None:
-    one = world(group="small")
-    refused = world(beside=one, group="small")
-    alone = world(beside=one)
-    refused.expect(entry("expect_column_values_to_be_between", column="level", max_value=5))
-    for stream in (one, refused, alone):
-        stream.topic()
-        send_hours(stream, HOURS[-1])
-        stream.apply()
-    done = _batch(one.folder, "--group", "small")
-    assert done.returncode == 1, done.stderr[-3000:]
-    views = {view["stream"]: view for view in json.loads(done.stdout)["streams"]}
-    assert set(views) == {one.name, refused.name}
-    assert [(h["hour"], h["state"]) for h in views[one.name]["hours"]] == [(HOURS[-1], "accepted")]
-    assert [(h["hour"], h["state"]) for h in views[refused.name]["hours"]] == [
-        (HOURS[-1], "refused")
-    ]
-    assert (views[one.name]["exit_code"], views[refused.name]["exit_code"]) == (0, 1)
-    assert not alone.state.accepted
-    assert events(one) == exact(one)
-    sealed = _batch(one.folder, one.name, alone.name, "--seal-only")
-    assert (sealed.returncode, json.loads(sealed.stdout)["streams"]) == (
-        0,
-        [
-            {
-                "stream": s.name,
-                "sealed": [HOURS[-1]] if s is alone else [],
-                "exit_code": 0,
-                "error": None,
-            }
-            for s in sorted((one, alone), key=lambda s: s.name)
-        ],
-    )
-
-
-def _batch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, "-m", "anabranch.cli", "batch", *arguments, "--conf", str(folder),
-        "--output", "json",
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)

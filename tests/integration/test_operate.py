@@ -119,13 +119,6 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
     assert ids(one) == sorted([*before, "after"])
 
 
-@pytest.mark.usefixtures("single_broker")
-def test_a_topic_that_does_not_exist_is_not_adopted(running_hour: World) -> None:
-    one = running_hour
-    one.delete_topic()
-    assert "expected it to exist, found none" in call(one, "adopt", one.name, expect=1)
-
-
 def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     one = two_hours
     hour = past_hour(2)
@@ -150,24 +143,6 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     assert "has not accepted it" in call(
         one, "override", one.name, past_hour(1), "--why", "w", "--layer", "batch", expect=1
     )
-
-
-def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make) -> None:
-    one = world()
-    one.topic()
-    one.send(spread(past_hour(1), 10, "h1"))
-    one.apply()
-    assert [r.decision for r in one.batch()] == ["accepted"]
-    output = call(
-        one, "override", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
-    )
-    assert "the speed layer has not read it to its end" in output
-    one.speed()
-    output = call(
-        one, "override", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
-    )
-    assert "the speed layer skipped it" in output
-    assert one.contents() == one.acknowledged()
 
 
 def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> None:

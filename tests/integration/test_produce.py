@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections import Counter
@@ -109,49 +108,6 @@ def test_acknowledged_records_are_exactly_the_topics(kafka: config.Kafka, topic:
     for partition in range(3):  # an hour's cut relies on it
         in_order = [stamp for number, _, _, stamp in records if number == partition]
         assert in_order == sorted(in_order)
-
-
-def test_a_duplicate_is_the_same_bytes_at_another_offset(kafka: config.Kafka, topic: str) -> None:
-    acks = produce_events(kafka, topic, events=500, hours=2, seed=5, dirty=True).acks
-    originals = {ack.sha256: ack for ack in acks if ack.kind == "good"}
-    duplicates = [ack for ack in acks if ack.kind == "duplicate"]
-    assert len(duplicates) == 5
-    for duplicate in duplicates:
-        original = originals[duplicate.sha256]
-        assert duplicate.partition == original.partition
-        assert duplicate.offset > original.offset
-
-
-def test_an_endless_run_ends_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
-    stop = threading.Event()
-    seen: list[Ack] = []
-    accounts = []
-
-    def run() -> None:
-        accounts.append(
-            produce_events(
-                kafka, topic, events=None, rate=400, dirty=True, stop=stop, on_ack=seen.append
-            )
-        )
-
-    thread = threading.Thread(target=run)
-    began = time.monotonic()
-    thread.start()
-    try:
-        while len(seen) < 300:  # acknowledged while it goes on, not only at its end
-            assert time.monotonic() - began < 60, f"{len(seen)} acknowledgements after a minute"
-            assert thread.is_alive()
-            stop.wait(0.05)
-        lasted = time.monotonic() - began
-    finally:
-        stop.set()
-        thread.join(30)
-    assert lasted >= 299 / 400  # paced
-    (sent,) = accounts
-    assert sent.acks == seen
-    assert sent.failed == 0
-    assert sent.sent.total() == sent.acknowledged
-    assert read_back(kafka, topic) == positions(sent.acks)
 
 
 def test_the_command_prints_account_and_acks(conf: Path, kafka: config.Kafka, topic: str) -> None:

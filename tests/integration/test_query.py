@@ -231,13 +231,6 @@ def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -
     assert sorted(loaded[1:]) == [NAME, f"{NAME}_hours"]
 
 
-def test_show_all_tables_lists_every_table(catalog: SqlCatalog) -> None:
-    tables = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
-    assert ("lake", "games", "game_events") in [
-        (row["database"], row["schema"], row["name"]) for row in tables
-    ]
-
-
 def test_each_column_of_a_result_has_its_own_name(catalog: SqlCatalog) -> None:
     result = run_query("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", {})
     assert result.to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]

@@ -16,7 +16,7 @@ from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.decode import ERROR_TEXT_LENGTH
-from anabranch.records import dead, good, trim
+from anabranch.records import dead, good
 from anabranch.subjects.schemas import Schemas
 
 HOUR = "2026-11-21T03"
@@ -215,16 +215,3 @@ def test_headers_are_kept(spark: SparkSession) -> None:
     )
     row = dead(decode(frame, EVENTS), "t", "speed").collect()[0]
     assert [(h.key, bytes(h.value)) for h in row.headers] == [("trace", b"1")]
-
-
-RECORDS = [(p, o) for p in range(3) for o in range(6)]
-
-
-def offsets(spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame(RECORDS, "partition int, offset bigint")
-
-
-def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
-    rows = trim(offsets(spark), {0: (1, 3), 2: (5, 5)}).collect()
-    assert sorted((r.partition, r.offset) for r in rows) == [(0, 1), (0, 2)]
-    assert trim(offsets(spark), {}).count() == 0

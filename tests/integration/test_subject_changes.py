@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -19,13 +19,12 @@ from wire import encode, wired
 from world import World, past_hour
 
 from anabranch.common.errors import ColumnsChanged
-from anabranch.iceberg.lake import Lake
 from anabranch.job import FollowedJob, StreamFolder, open_job
 from anabranch.kafka.client import create_topic, new_producer
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.apply import require_columns
 from anabranch.spark.session import LazySpark
-from anabranch.subjects.follow import SubjectReader, take_up
+from anabranch.subjects.follow import take_up
 from batch_layer.job import run_stream
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
@@ -274,23 +273,3 @@ def test_a_lost_table_comes_back_and_takes_up_the_subject(topic: Topic) -> None:
         ("a", 1, "red", None),
         ("b", 2**40, None, 3),
     ]
-
-
-def test_a_table_is_read_again_only_where_its_subject_has_another_version(topic: Topic) -> None:
-    one, file, nothing = topic.one, topic.one.job.stream.without_columns(), cast(Lake, None)
-    reader = SubjectReader(one.job.environment)
-    first = reader.read(file, one.lake)
-    assert reader.read(file, nothing) is first
-    topic.register(LEVEL, COLOUR)
-    with pytest.raises(AttributeError):
-        reader.read(file, nothing)
-    assert [c.name for c in reader.read(file, one.lake).columns] == ["event_id", "level", "colour"]
-
-
-def test_a_silent_registry_changes_none(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
-    one = topic.one
-    one.set_environment(registry={"url": "http://127.0.0.1:1"})
-    columns = one.job.stream.columns
-    found = take_up(one.job.environment, one.job.stream.without_columns(), one.lake)
-    assert found.columns == columns and len(columns) == 2
-    assert "subject not taken up, continuing with the table's columns" in caplog.text

@@ -7,26 +7,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from demo.story import poll
 from expectations import entry
-from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
-from anabranch.common.errors import ConfigurationError, PositionError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.output import plain
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.snapshots import head
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import Offsets, RangeRelation, Ranges, classify, size
 from anabranch.operations.reports import status as views
-from anabranch.protocol import merge, publish_queue, sealing
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol import publish_queue, sealing
 from anabranch.protocol.publisher import Publisher
 from speed_layer.micro_batch import MicroBatches
 
@@ -114,35 +110,6 @@ def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> N
     one.expect(entry("expect_column_values_to_not_be_null", column="event_id"))
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(2), "accepted")]
     assert one.contents() == one.acknowledged()
-
-
-def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    hour, before = past_hour(1), past_hour(2)
-    at = spread(hour, 3, "e", partitions=1)
-    late = event("late", at[0][1] - timedelta(days=27))
-    first = spread(before, 1, "twice", partitions=1)
-    one.send(first)
-    one.send(
-        [
-            *at, (0, at[2][1], at[1][2]), (0, at[2][1], b"{not json"), (0, at[2][1], None),
-            (0, at[2][1], late),
-        ]
-    )  # fmt: skip
-    one.serve([(0, at[2][1], first[0][2])])
-    assert len(one.rows()) == 7
-    assert Counter(d["error_code"] for d in one.dead()) == {"malformed_json": 1, "null_value": 1}
-
-    one.batch()
-
-    counts = {h["hour"]: h["counts"] for h in plain(views.hours(one.job))}
-    assert counts[before] == {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gap": 0}
-    # One repeats a record of its hour, one a record of the hour before.
-    assert counts[hour] == {"offsets": 8, "good": 4, "dead": 2, "duplicate": 2, "gap": 0}
-    assert Counter(r["event_id"] for r in one.rows()).most_common(1)[0][1] == 1
-    dead = {(d["kafka_offset"], d["error_code"], d["value"], d["layer"]) for d in one.dead()}
-    assert dead == {(5, "malformed_json", b"{not json", "batch"), (6, "null_value", None, "batch")}
 
 
 def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
@@ -302,116 +269,9 @@ def _reader(one: World) -> Callable[[Ranges], Callable[[], DataFrame]]:
     )
 
 
-def test_hours_without_records_are_accepted_in_one_commit(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    one.send(spread(past_hour(6), 2, "a", partitions=1))
-    one.apply()
-    results = one.batch()
-    assert [r.hour for r in results] == [past_hour(ago) for ago in range(6, 0, -1)]
-    assert {r.decision for r in results} == {"accepted"}
-    batch = one.lake.load(one.job.stream.table)
-    line = list(ancestors_of(head(batch, "batch"), batch.metadata))
-    # That of `apply`, one for all that are empty, one for the hour that is not.
-    assert len({s.summary.get("anabranch.publish") for s in line if s.summary}) <= 3
-    assert one.contents() == one.acknowledged()
-
-
-def test_the_merger_repairs_main(three_hours: World) -> None:
-    one = three_hours
-    one.speed()
-    one.batch(past_hour(3))
-    state = one.state
-    # `main` is rolled back to nothing, as by a restored branch or an operator's mistake.
-    every = tuple(f for h in (3, 2, 1) for f in _files(one, past_hour(h)))
-    damage = Publish(new_id(), (Change("main", remove=every),), state.timeline)
-    one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC)))
-    assert len(one.rows()) == 10
-
-    swaps = merge.merge(one.lake, one.job.stream, everything=True).swaps
-
-    assert [(s.hour, s.layer) for s in swaps] == [
-        (past_hour(3), "batch"),
-        (past_hour(2), "speed"),
-        (past_hour(1), "speed"),
-    ]
-    assert one.contents() == one.acknowledged()
-    assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
-
-
-def _files(one: World, hour: str) -> tuple[object, ...]:
-    from anabranch.iceberg.manifests import files_of
-
-    return files_of(one.state.table, "main", hour)
-
-
-@pytest.mark.full
-def test_a_restatement_is_a_new_revision_and_the_old_one_stays_readable(three_hours: World) -> None:
-    one = three_hours
-    one.batch()
-    before = one.contents()
-    result = one.batch(past_hour(2), restate=True)
-    assert [(r.decision, r.revision) for r in result] == [("accepted", 2)]
-    assert one.contents() == before
-    table = one.lake.load(one.job.stream.table)
-    assert f"{past_hour(2)}-r1" in table.metadata.refs
-    assert [r.decision for r in one.batch(past_hour(2))] == ["unchanged"]
-
-
-@pytest.mark.full
-def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: World) -> None:
-    from queries import run_query
-
-    one = three_hours
-    one.speed()
-    one.batch()
-    name = one.job.stream.table
-    want = sorted(e for _, _, e in one.acknowledged())
-    spark = sorted(
-        r["event_id"] for r in one.spark.sql(f"SELECT event_id FROM lake.{name}").collect()
-    )
-    pyiceberg = sorted(
-        one.lake.load(name).scan(selected_fields=("event_id",)).to_arrow()["event_id"].to_pylist()
-    )
-    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", {name: one.lake.load(name)})[
-        "event_id"
-    ].to_pylist()
-    assert spark == pyiceberg == duckdb == want
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("single_broker")
-def test_a_recreated_topic_stops_both_layers_with_a_clear_error(three_hours: World) -> None:
-    one = three_hours
-    one.speed()
-    before = one.contents()
-    one.delete_topic()
-    one.topic()
-    with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
-        one.speed()
-    with pytest.raises(PositionError, match="deleted and made again"):
-        one.batch()
-    assert one.contents() == before
-
-
 def test_an_hour_that_has_not_ended_or_never_was_is_not_rebuilt(three_hours: World) -> None:
     one = three_hours
     with pytest.raises(Transient, match="can be sealed from"):
         one.batch(past_hour(0))
     with pytest.raises(ConfigurationError, match="where stream"):
         one.batch(past_hour(50))
-
-
-def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    at = spread(past_hour(1), 6, "t", partitions=1)
-    one.send_transactions((True, at[:2]), (False, at[2:4]), (True, at[4:]))
-    one.apply()
-    one.use_whole_log(past_hour(1))
-    results = one.batch()
-    assert [r.decision for r in results] == ["accepted"]
-    # Two records were aborted; each of the three transactions ends with a control record.
-    counts = {name: getattr(results[0].account, name) for name in ("offsets", "good", "gaps")}
-    assert counts == {"offsets": 9, "good": 4, "gaps": {"aborted": 2, "control": 3}}
-    assert one.contents() == one.acknowledged()

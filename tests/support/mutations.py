@@ -91,7 +91,7 @@ MUTATIONS = (
         "batch_layer/build.py",
         "lookback = self.lookback(hour)",
         "lookback = list[str]()",
-        ("tests/integration/test_two_arms.py::test_duplicates_malformed_and_late_records_are_accounted_for",),
+        ("tests/integration/test_proof.py",),
     ),
     Mutation(
         "the quality gate's verdict is inverted",
