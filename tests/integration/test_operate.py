@@ -1,8 +1,7 @@
-"""The operations on a stream that lives: adopt, override, restore, maintain; each compared record
-by record."""
+"""The operations on a stream that lives: adopt, override, restore; each compared record by record."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from commands import call, shown
@@ -10,15 +9,11 @@ from world import World, event, past_hour, spread
 
 from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
-from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.manifests import files_of
-from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import create_topic
-from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import shift
 from anabranch.operations.reports import status as views
 from anabranch.protocol import merge
-from anabranch.protocol.publish import Publish, new_id, to_commit
 
 Make = Callable[..., World]
 
@@ -176,49 +171,3 @@ def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> 
     ]
     assert one.contents() == one.acknowledged()
     assert len(before) < len(one.contents())
-
-
-def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World) -> None:
-    one = two_hours
-    job = one.job
-    now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"later-{i}", now)) for i in range(4)])
-    # Files that an attempt that was given up leaves behind, and files that a publisher that is
-    # paused still needs.
-    given_up, paused = (
-        stage(
-            one.spark.table(f"lake.{job.stream.table}").limit(3), one.lake, "lake",
-            job.stream.table, new_id(),
-        )
-        for _ in range(2)
-    )  # fmt: skip
-    one.lake.discard(job.stream.table, given_up)
-    state = one.state
-    publish = Publish(
-        paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline
-    )
-    before = one.contents()
-    assert call(one, "maintain", one.name).count(", 0 orphan files") == 3, (
-        "a file of a moment ago is no orphan"
-    )
-
-    later = now + timedelta(days=5)
-    done = maintenance.maintain(job, later)
-
-    assert done.speed_hours == (past_hour(2),)
-    gone = {f.path for f in done.orphans[job.stream.table]}
-    assert {f.file_path for f in given_up.files} <= gone
-    assert not {f.file_path for f in paused.files} & gone
-    assert one.lake.commit(state.table, to_commit(state, publish, now)) is Outcome.REFUSED
-    one.lake.discard(job.stream.table, paused)
-    # Every engine reads every branch, and the stream goes on.
-    assert one.contents() == before
-    for branch in ("main", "speed", "batch"):
-        frame = one.spark.sql(
-            f"SELECT count(*) AS n FROM lake.{job.stream.table} VERSION AS OF '{branch}'"
-        )
-        assert frame.collect()[0]["n"] == len(one.rows(branch))
-    one.speed()
-    assert [r.decision for r in one.batch()] == ["accepted"]
-    assert one.contents() == one.acknowledged()
-    assert not any(maintenance.maintain(job, now).orphans.values())

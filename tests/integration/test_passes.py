@@ -2,15 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
-from world import World, hours_of_now, past_hour, spread
+from world import hours_of_now, past_hour
 
 from anabranch.common.logs import LOG, Progress
-from anabranch.offsets.hours import start_of
 from anabranch.spark.session import LazySpark
 from batch_layer.passes import Passes
 
@@ -49,31 +47,3 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
         reported.append(progress.line())
     assert reported[0].endswith(f"so far; hour {HOUR}: read and decode, 0 of 5 tasks")
     assert reported[1].endswith("so far")
-
-
-@pytest.mark.full
-def test_each_pass_over_an_hour_names_its_spark_jobs(
-    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named: list[str | None] = []
-    begin = Passes.begin
-
-    def noted(self: Passes, doing: str) -> None:
-        begin(self, doing)
-        named.append(self._spark().sparkContext.getLocalProperty("spark.job.description"))
-
-    monkeypatch.setattr(Passes, "begin", noted)
-    one = world()
-    one.topic()
-    one.send([*spread(HOUR, 6, "a"), (0, start_of(HOUR), b"no json")])
-    one.apply()
-    assert [r.decision for r in one.batch(HOUR)] == ["accepted"]
-    assert named == [
-        f"hour {HOUR}: {doing}"
-        for doing in (
-            "read, decode and write", "find duplicates", "write the rows", "count what was staged",
-            "compare with the speed layer", "judge the quality", "count unknown fields",
-        )
-    ]  # fmt: skip
-    # A job that comes after it is not the hour's.
-    assert one.spark.sparkContext.getLocalProperty("spark.job.description") is None

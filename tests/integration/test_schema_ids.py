@@ -1,5 +1,4 @@
-"""The registry is asked for each schema id once; a new id in a micro-batch makes the speed layer stage
-it again."""
+"""A new schema id in a micro-batch makes the speed layer stage it again."""
 
 from __future__ import annotations
 
@@ -9,17 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from wire import encode, wired
 from world import World
 
-from anabranch.config import Registry as Settings
-from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.kafka.source import read_ranges
-from anabranch.records import decode
-from anabranch.subjects.schemas import Schemas, unlisted_ids
 from speed_layer.micro_batch import MicroBatches
 
 if TYPE_CHECKING:
@@ -56,25 +48,14 @@ class Stream:
         value = {"event_id": event_id} | {field["name"]: 7 for field in by["fields"][1:]}
         self.one.send([(0, datetime.now(UTC), wired(schema_id, encode(by, value)))])
 
-    def publish(self) -> int:
-        """Publish a micro-batch; the number of jobs that Spark ran."""
+    def publish(self) -> None:
         topic = self.one.job.kafka.describe(self.one.name)
         assert topic is not None
         ranges = {0: (self._next, self.one.job.kafka.stable_ends(topic)[0])}
         self._next = ranges[0][1]
-        context, group = self.one.spark.sparkContext, uuid.uuid4().hex
-        context.setJobGroup(group, "a micro-batch")
-        try:
-            self.arm.submit(
-                lambda: read_ranges(
-                    self.one.spark, self.one.job.environment.kafka, self.one.name, ranges
-                ),
-                ranges,
-            )
-            self.arm.wait()
-        finally:
-            context.setLocalProperty("spark.jobGroup.id", None)
-        return len(context.statusTracker().getJobIdsForGroup(group))
+        kafka = self.one.job.environment.kafka
+        self.arm.submit(lambda: read_ranges(self.one.spark, kafka, self.one.name, ranges), ranges)
+        self.arm.wait()
 
     def events(self) -> list[str]:
         return sorted(row["event_id"] for row in self.one.rows())
@@ -88,17 +69,6 @@ def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
     made = Stream(one, registry)
     yield made
     made.arm.close()
-
-
-@pytest.mark.full
-def test_later_micro_batches_have_the_schemas_already(stream: Stream) -> None:
-    known = stream.new()
-    jobs = []
-    for event_id in ("a", "b", "c"):
-        stream.send(event_id, *known)
-        jobs.append(stream.publish())
-    assert jobs[0] > jobs[1] == jobs[2], "staged again"
-    assert stream.events() == ["a", "b", "c"] and stream.one.dead() == []
 
 
 def test_a_new_schema_id_is_listed_and_each_record_is_published_once(stream: Stream) -> None:
@@ -136,31 +106,3 @@ def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(strea
     stream.publish()
     assert stream.events() == ["a", "b", "c", "d"]
     assert len(stream.one.dead()) == 1
-
-
-def test_a_query_fails_for_an_id_that_it_was_not_given(
-    spark: SparkSession, stream: Stream, registry: SchemaRegistry
-) -> None:
-    (old_id, old), (new_id, new) = stream.new(), stream.new("level")
-    schemas = Schemas(stream.one.job.stream, SchemaRegistryClient(Settings(url=registry.url)))
-    assert schemas.learn([old_id]) and not schemas.learn([old_id])
-
-    def read(schema_id: int, by: dict[str, Any]) -> DataFrame:
-        value = wired(
-            schema_id, encode(by, {"event_id": "x"} | ({"level": 1} if by is new else {}))
-        )
-        kafka = (
-            "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp "
-            "TIMESTAMP, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-        )
-        rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC), None)]
-        frame = spark.createDataFrame(rows, kafka).withColumn("ingest_hour", F.lit("2026-11-21T03"))
-        return decode(frame, stream.one.job.stream, schemas, with_errors=False)
-
-    assert [row["is_dead"] for row in read(old_id, old).collect()] == [False]
-    with pytest.raises(PySparkException) as raised:
-        read(new_id, new).collect()
-    assert set(unlisted_ids(raised.value)) == {new_id}
-    assert not unlisted_ids(PySparkException("of anything else"))
-    assert schemas.learn([new_id])
-    assert [row["is_dead"] for row in read(new_id, new).collect()] == [False]

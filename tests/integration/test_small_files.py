@@ -5,13 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from world import World, event, past_hour, spread
+from world import World, event
 
-from anabranch.common.output import plain
 from anabranch.iceberg import rewriting
 from anabranch.iceberg.manifests import files_by_hour
-from anabranch.operations.audit import audit
-from anabranch.operations.reports import status as views
 
 Make = Callable[..., World]
 
@@ -40,36 +37,6 @@ def by_spark(one: World) -> list[str]:
 
 def by_pyiceberg(one: World) -> list[str]:
     return sorted(repr(row) for row in one.rows())
-
-
-@pytest.mark.full
-def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: Make) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 4})
-    one.topic()
-    one.send(spread(past_hour(1), 24, "before"))
-    one.send_now(48, "now")
-    one.apply()
-
-    one.speed()
-    one.speed()
-
-    # Of 18 micro-batches with a file for each partition: one in the hour that has ended, few in the
-    # running one.
-    ended = files_by_hour(one.state.table, "main")[past_hour(1)]
-    assert len(ended) == 1
-    assert "/rolled-" in next(iter(ended))
-    assert files(one) == files(one, "speed") <= 13
-    assert one.contents() == one.contents("speed") == one.acknowledged()
-    assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
-    assert (
-        plain(views.hours(one.job))[0]["diff"].items()
-        >= {"missing": 0, "extra": 0, "changed": 0}.items()
-    )
-    counted = audit(one.job, None, with_kafka=True)
-    assert counted.hours
-    assert counted.agrees
-    assert one.batch() == []
-    assert one.contents() == one.acknowledged()
 
 
 @pytest.mark.full
