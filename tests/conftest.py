@@ -258,13 +258,20 @@ def world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test, each in a configuration folder of its own or `beside`
-    another."""
+    another, with a topic of so many `partitions`, if any."""
     from world import World, closed_at_the_end
 
-    def make(registry: str | None = None, beside: World | None = None, **stream: Any) -> World:
+    def make(
+        registry: str | None = None,
+        beside: World | None = None,
+        partitions: int = 0,
+        **stream: Any,
+    ) -> World:
         own = environment | ({"registry": {"url": registry}} if registry is not None else {})
         folder = tmp_path / f"conf{len(made)}" if beside is None else beside.folder
         made.append(World(folder, own, spark, **stream))
+        if partitions:
+            made[-1].topic(partitions)
         return made[-1]
 
     with closed_at_the_end() as made:

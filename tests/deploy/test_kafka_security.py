@@ -333,10 +333,8 @@ def test_the_rights_of_deploy_are_enough_and_no_more(
     with pytest.raises(MissingRight):
         one.apply()
     grant(one, identities, tmp_path, "jobs", one.name)
-    one.configure(egress=[{"name": target, "topic": topic}])
-    one.reopen()
-    one.apply()
-    one.speed()
+    one.reconfigure(egress=[{"name": target, "topic": topic}])
+    one.serve()
     one.kafka.check_commits(f"anabranch-{one.name}")
     one.batch()
     call(one, "audit", one.name)

@@ -43,16 +43,14 @@ def level_below(maximum: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(3600)
 def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_path: Path) -> None:
-    one, hours = world(), [past_hour(3), past_hour(2), past_hour(1)]
-    one.topic()
+    one, hours = world(partitions=2), [past_hour(3), past_hour(2), past_hour(1)]
     for hour, count in zip(hours, (20, 60, 30), strict=True):
         one.send(spread(hour, count, hour))
     before = past_hour(4)
     one.configure(airflow={"start": before})
     # The second hour alone has levels above 40.
     one.expect(level_below(40))
-    one.apply()
-    one.speed()
+    one.serve()
     dag = f"anabranch_hourly__{one.name}"
     with (
         running_postgres() as postgres,

@@ -24,10 +24,8 @@ def libfaketime() -> Path:
 
 @pytest.mark.parametrize("offset", ["+10m", "-10m", "+3y"])
 def test_a_wrong_clock_seals_nothing(world: Make, libfaketime: Path, offset: str) -> None:
-    one = world()
-    one.topic(1)
-    one.send(spread(past_hour(1), 10, "e", partitions=1))
-    one.apply()
+    one = world(partitions=1)
+    one.begin(spread(past_hour(1), 10, "e", partitions=1))
     before = one.state
     with started(one, "batch", one.name, "--seal-only", **clock(libfaketime, offset)) as command:
         assert command.wait() == 75, command.log
@@ -42,10 +40,8 @@ def test_a_wrong_clock_seals_nothing(world: Make, libfaketime: Path, offset: str
 
 
 def test_a_wrong_clock_publishes_nothing(world: Make, libfaketime: Path, tmp_path: Path) -> None:
-    one = world()
-    one.topic(1)
-    one.send(spread(past_hour(1), 10, "e", partitions=1))
-    one.apply()
+    one = world(partitions=1)
+    one.begin(spread(past_hour(1), 10, "e", partitions=1))
     before = one.state.heads
     # The driver's Python alone, which decides and publishes.
     setting = " ".join(f"{name}={value}" for name, value in clock(libfaketime, "+10m").items())
@@ -66,8 +62,7 @@ def test_a_wrong_clock_publishes_nothing(world: Make, libfaketime: Path, tmp_pat
 def test_a_clock_that_jumps_under_a_job_stamps_nothing(world: Make, tmp_path: Path) -> None:
     """The hazard: timestamps ten minutes ahead stop the batch layer and Spark's readers for ten
     minutes."""
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     one.apply()
     one.send_now(10, "before", partitions=1)
     # The driver's Python alone, which decides and publishes; libfaketime breaks the sleep of a

@@ -79,8 +79,7 @@ def test_a_consumer_killed_20_times_is_exact(world: Callable[..., World], tmp_pa
         if hour == refused:
             at = datetime.fromisoformat(f"{hour}:59:59+00:00")
             one.send([(0, at, event("too-high", at, level=9_999))])
-    one.apply()
-    one.speed()
+    one.serve()
 
     def complete() -> list[tuple[int, int, str]]:
         accepted = one.state.accepted

@@ -42,8 +42,7 @@ def revisions(one: World) -> dict[str, int]:
 
 @pytest.fixture
 def stream(world: Make) -> World:
-    one = world(batch={"grace": "0 seconds", "lookback_hours": 2})
-    one.topic(1)
+    one = world(batch={"grace": "0 seconds", "lookback_hours": 2}, partitions=1)
     return one
 
 
@@ -85,15 +84,13 @@ def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(stream
     one.apply()
     one.batch()
     assert where(one) == {"a": A, "twice": B, "c": C}
-    one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
-    one.reopen()
+    one.reconfigure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
     [result] = one.batch(B, restate=True)
     assert (result.decision, result.account.good, result.account.dead) == ("accepted", 0, 1)
     assert where(one) == {"a": A, "twice": C, "c": C}
     assert revisions(one) == {A: 1, B: 2, C: 2}
     # And back again, when the bounds are widened.
-    one.configure(event_time={"column": "event_time", "past": "30 days", "future": "1 hour"})
-    one.reopen()
+    one.reconfigure(event_time={"column": "event_time", "past": "30 days", "future": "1 hour"})
     one.batch(B, restate=True)
     assert where(one) == {"a": A, "twice": B, "c": C}
     assert revisions(one) == {A: 1, B: 3, C: 3}
@@ -164,8 +161,8 @@ def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.M
     one = world(
         batch={"grace": "0 seconds", "lookback_hours": 1},
         speed={"trigger": "1 second", "max_offsets_per_trigger": 2},
+        partitions=1,
     )
-    one.topic(1)
     refuse_first_hour(one, count=300)
     with running_speed_job(one):
         wait_for(lambda: one.published > 0, "the first micro-batch")
@@ -174,8 +171,7 @@ def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.M
         state = one.state
         assert 0 < state.position.offsets[0] < 300, "the hazard did not happen"
         assert state.accepted[B].unread == (A,)
-    one.configure(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000})
-    one.reopen()
+    one.reconfigure(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000})
     one.speed()
     # Whichever hour a run is about, it decides B again.
     again, current = one.batch(C)
@@ -188,8 +184,7 @@ def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.M
 
 
 def test_a_speed_layer_that_is_down_delays_no_hour(world: Make) -> None:
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     refuse_first_hour(one)
     assert [(r.hour, r.decision) for r in one.batch()] == [
         (A, "refused"),
@@ -209,8 +204,7 @@ def test_a_speed_layer_that_is_down_delays_no_hour(world: Make) -> None:
 def test_an_hour_accepted_after_speed_has_the_next_decided_again(world: Make) -> None:
     """The hazard: `main` serves the same events of it before and after, so nothing seems to have
     changed."""
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     refuse_first_hour(one)
     one.batch()
     one.speed()

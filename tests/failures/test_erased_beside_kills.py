@@ -87,8 +87,7 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
     hours = [past_hour(ago) for ago in range(HOURS, 0, -1)]
     for number, hour in enumerate(hours):
         send_hour(one, number, hour)
-    one.apply()
-    one.speed()
+    one.serve()
     assert {r.decision for r in one.batch(*hours[: HOURS // 2])} == {"accepted"}
     run(one, "egress", one.name)
     # The hazard: everything has them.
@@ -108,10 +107,9 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
                 one.batch(hours[0], restate=True)
             if number == 8:
                 # Records that were too old are accepted now.
-                one.configure(
+                one.reconfigure(
                     event_time={"column": "event_time", "past": "30 days", "future": "1 hour"}
                 )
-                one.reopen()
                 one.replay()
         assert "done on every branch" in run(one, *erase)
     finally:

@@ -208,8 +208,7 @@ def decisions(one: World) -> Counter[tuple[str, str]]:
 
 @pytest.fixture
 def stream(world: Make) -> World:
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     return one
 
 
@@ -258,9 +257,7 @@ def test_speed_of_many_streams(stream: World, world: Make, case: Case) -> None:
 def test_speed_between_two_micro_batches_under_way(stream: World, step: Step) -> None:
     """One is being published, and the next is staged or about to be."""
     one = stream
-    one.configure(speed={"max_offsets_per_trigger": 3})
-    one.reopen()
-    one.apply()
+    one.evolve(speed={"max_offsets_per_trigger": 3})
     for attempt in ("first", "second"):
         send(one, datetime.now(UTC), attempt)
     run_into(one, f"{step.label}:3", "speed", one.name, "--available-now")
@@ -274,9 +271,7 @@ def test_speed_between_two_micro_batches_under_way(stream: World, step: Step) ->
 @pytest.mark.parametrize("case", ROLLUP, ids=str)
 def test_rollup(stream: World, case: Case) -> None:
     one = stream
-    one.configure(speed={"max_offsets_per_trigger": 2})
-    one.reopen()
-    one.apply()
+    one.evolve(speed={"max_offsets_per_trigger": 2})
     send(one, datetime.now(UTC), "first")
     send(one, datetime.now(UTC), "second")
     one.speed()
@@ -370,8 +365,7 @@ def test_batch(stream: World, case: Case) -> None:
 @pytest.mark.parametrize("case", ARCHIVING, ids=str)
 def test_archiving(stream: World, case: Case) -> None:
     one = stream
-    one.configure(archive={"raw": "30 days"})
-    one.reopen()
+    one.reconfigure(archive={"raw": "30 days"})
     send_hour(one, 2)
     send_hour(one, 1)
     one.apply()
@@ -398,10 +392,9 @@ def test_filling_views(stream: World, case: Case) -> None:
     the time."""
     one = stream
     aggregates = {"events": "count", "who": "approx_distinct(event_id)"}
-    one.configure(
+    one.reconfigure(
         views={"per_level": {"window": "5 minutes", "group": ["level"], "aggregates": aggregates}}
     )
-    one.reopen()
     send_hour(one, 1)
     one.apply()
     send(one, datetime.now(UTC), "now")
@@ -470,8 +463,7 @@ def test_merge(stream: World, case: Case) -> None:
     one = stream
     send_hour(one, 2)
     send_hour(one, 1)
-    one.apply()
-    one.speed()
+    one.serve()
     one.batch(past_hour(2))
     right = one.contents()
     damage(one)
@@ -513,8 +505,7 @@ def test_maintain(stream: World, case: Case) -> None:
     one = stream
     send_hour(one, 2)
     send_hour(one, 1)
-    one.apply()
-    one.speed()
+    one.serve()
     one.batch(past_hour(2))
     one.configure(maintain={"speed_hours": "0 seconds"})
     right = one.contents()

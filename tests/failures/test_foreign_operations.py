@@ -47,8 +47,7 @@ class Stream:
                     (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode()),
                 ]
             )
-        one.apply()
-        one.speed()
+        one.serve()
         assert {r.decision for r in one.batch()} == {"accepted"}
         serve_hour(Publisher(one.lake, one.job.stream), self.overridden, "speed", "a test")
         self.arrive("first")

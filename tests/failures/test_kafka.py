@@ -41,8 +41,7 @@ def now_values(
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])
 def test_retention_past_the_position_stops_or_is_a_gap(world: Make, choice: str) -> None:
-    one = world(speed={"trigger": "1 second", "lost_offsets": choice})
-    one.topic(1)
+    one = world(speed={"trigger": "1 second", "lost_offsets": choice}, partitions=1)
     one.apply()
     one.send(now_values(20, "read"))
     one.speed()
@@ -65,25 +64,21 @@ def test_retention_past_the_position_stops_or_is_a_gap(world: Make, choice: str)
 
 
 def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    one.send(spread(past_hour(1), 20, "e", partitions=1))
-    one.apply()
+    one = world(partitions=1)
+    one.begin(spread(past_hour(1), 20, "e", partitions=1))
     one.delete_records({0: 5})
     [refused] = one.batch(past_hour(1))
     assert (refused.decision, refused.account.gaps) == ("refused", {"retention": 5})
     assert "found 5 retention" in (refused.reason or "")
     assert one.rows() == []
-    one.configure(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "retention"]})
-    one.reopen()
+    one.reconfigure(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "retention"]})
     [accepted] = one.batch(past_hour(1))
     assert (accepted.decision, accepted.account.good, accepted.account.gap) == ("accepted", 15, 5)
     assert one.contents() == one.acknowledged()[5:]
 
 
 def test_added_partitions_begin_at_their_first_offset(world: Make) -> None:
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     one.apply()
     one.send(now_values(20, "one"))
     with started(one, "speed", one.name) as speed:
@@ -103,8 +98,7 @@ def test_added_partitions_begin_at_their_first_offset(world: Make) -> None:
 
 
 def test_partitions_added_before_a_seal_are_cut_too(world: Make) -> None:
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     one.serve(spread(past_hour(2), 10, "a", partitions=1))
     admin = one.admin()
     admin.create_partitions({one.name: 2})
@@ -117,8 +111,7 @@ def test_partitions_added_before_a_seal_are_cut_too(world: Make) -> None:
 
 
 def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make) -> None:
-    one = world()
-    one.topic(2)
+    one = world(partitions=2)
     hour = past_hour(1)
     at = start_of(hour) + timedelta(minutes=10)
     servers = one.job.environment.kafka.bootstrap_servers
@@ -134,8 +127,7 @@ def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make
         one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000)
     )
     open_.flush()
-    one.send([(p, at, event(f"after-{p}", at)) for p in (0, 1)])
-    one.apply()
+    one.begin([(p, at, event(f"after-{p}", at)) for p in (0, 1)])
     # The hazard: the first partition's log goes on behind a transaction that is still open.
     topic = one.kafka.describe(one.name)
     assert topic is not None and one.kafka.stable_ends(topic) == {0: 1, 1: 2}
@@ -253,8 +245,7 @@ def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> Non
 
 
 def test_records_out_of_order_are_in_one_hour_of_both(world: Make) -> None:
-    one = world()
-    one.topic(2)
+    one = world(partitions=2)
     boundary = end_of(past_hour(2))
     values: list[tuple[int, datetime, bytes | None]] = []
     for i in range(60):
@@ -296,8 +287,7 @@ def test_a_wrong_clock_stops_no_hour(world: Make, ahead: timedelta, speed_is_ali
     for ago in (3, 2):
         one.send(spread(past_hour(ago), 10, f"h{ago}", partitions=1))
         one.send([(0, lie, event(f"lie-{ago}", lie))])
-    one.send(spread(past_hour(1), 10, "h1", partitions=1))
-    one.apply()
+    one.begin(spread(past_hour(1), 10, "h1", partitions=1))
     if speed_is_alive:
         one.speed()
         assert one.contents() == one.acknowledged()
@@ -363,8 +353,7 @@ def test_any_timestamp_is_served_by_both_layers(world: Make, speed_is_alive: boo
         read_ranges(
             one.spark, one.job.environment.kafka, one.name, {0: (10, 15), 1: (10, 14)}
         ).collect()
-    one.send(spread(past_hour(1), 20, "after"))
-    one.apply()
+    one.begin(spread(past_hour(1), 20, "after"))
     if speed_is_alive:
         one.speed()
         assert one.contents() == one.acknowledged()
@@ -388,8 +377,7 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     ago = [24 * 40, 24 * 35, 24 * 34, 24 * 33, 24 * 2, 1]
     for hours_ago in ago:
         one.send(spread(past_hour(hours_ago), 5, f"h{hours_ago}", partitions=1))
-    one.apply()
-    one.speed()
+    one.serve()
     assert one.contents() == one.acknowledged()
     assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
     table = one.lake.load(one.job.stream.table)
@@ -410,8 +398,7 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
 
 
 def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world: Make) -> None:
-    one = world()
-    one.topic(4)
+    one = world(partitions=4)
     one.serve([(2, t, v) for _, t, v in spread(past_hour(2), 10, "e", partitions=1)])
     one.batch()
     heads = one.state.heads

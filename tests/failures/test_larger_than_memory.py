@@ -53,8 +53,7 @@ def one(world: Callable[..., World]) -> World:
     made = world()
     conf = made.environment_file["spark"]["conf"] | {"spark.driver.memory": MEMORY}
     made.set_environment(spark=made.environment_file["spark"] | {"conf": conf})
-    made.topic(1)
-    made.apply()
+    made.create(1)
     return made
 
 
@@ -67,8 +66,7 @@ def send_around_bomb(one: World, hour: str, records: int = 30) -> int:
 
 def test_a_huge_record_ends_a_group_once(one: World, world: Callable[..., World]) -> None:
     hour, other = past_hour(1), world(beside=one)
-    other.topic(1)
-    other.apply()
+    other.create(1)
     bomb = send_around_bomb(one, hour)
     other.send(spread(hour, 20, "c", partitions=1))
 

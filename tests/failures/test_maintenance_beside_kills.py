@@ -181,8 +181,7 @@ def test_no_night_loses_a_file(world: Make, request: pytest.FixtureRequest) -> N
         orphans += play(one, number, plan, hours[0])
         assert lost_files(one) == set()
         age()
-    one.configure(speed={"max_offsets_per_trigger": 1000})
-    one.reopen()
+    one.reconfigure(speed={"max_offsets_per_trigger": 1000})
     one.speed()
     one.batch()
     for _ in range(2):

@@ -46,8 +46,7 @@ def proxy(toxiproxy: Toxiproxy, registry: SchemaRegistry) -> Iterator[Proxy]:
 def avro_stream(world: Make, registry: SchemaRegistry, port: int, **stream: Any) -> World:
     url = registry.url.replace(f":{registry.port}/", f":{port}/")
     one = world(url, schema=SCHEMA, format="avro", **stream)
-    one.topic(1)
-    one.apply()
+    one.create(1)
     return one
 
 
@@ -146,8 +145,9 @@ def test_a_registry_that_does_not_answer_is_retried(
 def test_another_registry_path_ends_the_job(world: Make, registry: SchemaRegistry) -> None:
     """The hazard: its 404 taken for the registry's word that a schema does not exist."""
     by = schema()
-    one = world(registry.url.replace("/ccompat/", "/nothing/"), schema=SCHEMA, format="avro")
-    one.topic(1)
+    one = world(
+        registry.url.replace("/ccompat/", "/nothing/"), schema=SCHEMA, format="avro", partitions=1
+    )
     one.apply()
     send(one, registry.register(f"{one.name}-value", by), by, "a")
     with pytest.raises(

@@ -72,13 +72,12 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
             for i, (p, at, _) in enumerate(spread(REFUSED, 20, "e"))
         ]
     )
-    one.send(
+    one.begin(
         [
             (p, at, event(f"f-{i}", at, level=70))
             for i, (p, at, _) in enumerate(spread(OTHER, 20, "f"))
         ]
     )
-    one.apply()
     with started(one, *words(printed("anabranch speed STREAM", STREAM=one.name))) as speed:
         speed.until(lambda: one.published == 40, "the speed layer to reach the head")
     name = {"STREAM": one.name}
@@ -101,10 +100,8 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
 
 
 def test_the_jobs_logs_contain_the_events_of_an_hour(world: Make, tools: Path) -> None:
-    one = world()
-    one.topic()
-    one.send(spread(OTHER, 10, "e"))
-    one.apply()
+    one = world(partitions=2)
+    one.begin(spread(OTHER, 10, "e"))
     for layer, options in (("speed", ["--available-now"]), ("batch", [])):
         with started(one, layer, one.name, *options, ANABRANCH_LOG="json") as running:
             assert running.wait() == 0, running.log

@@ -91,8 +91,9 @@ def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
 
 @pytest.mark.timeout(1500)
 def test_ten_kills_under_load_lose_and_repeat_nothing(world: Callable[..., World]) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
-    one.topic(PARTITIONS)
+    one = world(
+        speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000}, partitions=PARTITIONS
+    )
     one.apply()
     dice = random.Random(SEED)
 
@@ -133,8 +134,7 @@ def test_a_soak_on_two_workers_loses_and_repeats_nothing(world: Callable[..., Wo
         spark=one.environment_file["spark"]
         | {"conf": one.environment_file["spark"]["conf"] | {"spark.cores.max": "1"}}
     )
-    one.topic(PARTITIONS)
-    one.apply()
+    one.create(PARTITIONS)
     hours = [past_hour(ago) for ago in (4, 3, 2)]
     for hour in hours:
         one.send(spread(hour, 4_000, hour, PARTITIONS))

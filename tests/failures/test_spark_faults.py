@@ -64,11 +64,9 @@ if b"worker_daemon" not in open("/proc/self/cmdline", "rb").read():
 
 
 def with_a_broken_record(world: Make) -> World:
-    one = world()
-    one.topic(2)
+    one = world(partitions=2)
     one.send(spread(past_hour(1), 60, "e"))
-    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
-    one.apply()
+    one.begin([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
     return one
 
 
@@ -161,12 +159,10 @@ def cluster() -> Iterator[SparkCluster]:
 def test_speculative_execution_duplicates_no_row(
     world: Make, cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 100_000})
-    one.topic(2)
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 100_000}, partitions=2)
     hour = past_hour(1)
     # Spark reads the hour.
-    one.send(spread(hour, SMALL + 2, "e"))
-    one.apply()
+    one.begin(spread(hour, SMALL + 2, "e"))
     spark = {
         "master": cluster.master,
         "conf": {

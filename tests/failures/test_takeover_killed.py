@@ -37,8 +37,7 @@ UNDO = [Step.UNDO_DECIDED.label, Step.COMMIT_LANDED.label, Step.UNDO_PUBLISHED.l
 
 
 def test_a_killed_takeover_is_exact(world: Make, spark: SparkSession, tmp_path: Path) -> None:
-    one, folder, old = world(), tmp_path / "sink", past_hour(10)
-    one.topic()
+    one, folder, old = world(partitions=2), tmp_path / "sink", past_hour(10)
     for number in range(9):
         one.send(spread(shift(old, number), 20, f"h{number}"))
     servers = str(one.job.environment.kafka.bootstrap_servers)
@@ -47,8 +46,7 @@ def test_a_killed_takeover_is_exact(world: Make, spark: SparkSession, tmp_path: 
         log.write_text("v1\n{")
     shutil.rmtree(f"{folder}-checkpoint")
     one.delete_records({0: 85, 1: 88})
-    one.apply()
-    one.speed()
+    one.serve()
     command = ["import", one.name, "--from", str(folder), "--takeover"]
     for number, step in enumerate(STEPS):
         one.send_now(5, f"meanwhile-{number}")

@@ -104,14 +104,12 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     one, hour = world(**files), past_hour(1)
     one.topic(1)
     late = start_of(hour) - timedelta(days=2)
-    one.send(
+    one.serve(
         [
             *spread(hour, 10, "e", partitions=1),
             (0, start_of(hour) + timedelta(minutes=59), event("late", late)),
         ]
     )
-    one.apply()
-    one.speed()
     served = one.rows()
 
     def refused_with(tamper: Callable[..., Any], accept: bool) -> str | None:
@@ -166,11 +164,9 @@ def test_a_duplicate_in_the_last_record_of_a_large_hour_is_found(
         return written[-1]
 
     monkeypatch.setattr(sources, "stage_certain", noted)
-    one, hour = world(), past_hour(1)
-    one.topic(2)
+    one, hour = world(partitions=2), past_hour(1)
     last = start_of(hour) + timedelta(minutes=59, seconds=59)
-    one.send([*spread(hour, 400, "e"), (1, last, event("e-0", last, player="again"))])
-    one.apply()
+    one.begin([*spread(hour, 400, "e"), (1, last, event("e-0", last, player="again"))])
     [result] = one.batch(hour)
     account = result.account
     assert (account.good, account.duplicate, account.conflicts) == (400, 1, 1)
@@ -183,12 +179,10 @@ def test_a_duplicate_in_the_last_record_of_a_large_hour_is_found(
 
 
 def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic()
+    one, hour = world(partitions=2), past_hour(1)
     at = start_of(hour) + timedelta(minutes=59)
     again = [(i % 2, at, event(f"e-{i}", at, player="again")) for i in range(5)]
-    one.send([*spread(hour, 40, "e"), *again, (0, at, b"not JSON")])
-    one.apply()
+    one.begin([*spread(hour, 40, "e"), *again, (0, at, b"not JSON")])
 
     def content() -> str:
         rows = sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
@@ -207,8 +201,7 @@ def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
 @pytest.mark.full
 def test_an_hour_gives_back_its_disk(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     # Spark caches the records of a stream with an archive.
-    one, hours = world(archive={"raw": "30 days"}), [past_hour(3), past_hour(2)]
-    one.topic(1)
+    one, hours = world(archive={"raw": "30 days"}, partitions=1), [past_hour(3), past_hour(2)]
     for hour in hours:
         one.send(spread(hour, 10, hour[-2:], partitions=1))
     one.apply()
@@ -265,8 +258,7 @@ def test_a_small_hour_is_read_alike(world: Make, monkeypatch: pytest.MonkeyPatch
 
 def test_small_hours_open_no_spark(world: Make) -> None:
     """With a duplicate, a dead letter, rows of the speed layer, and a later hour accepted before."""
-    one, earlier, later = world(), past_hour(2), past_hour(1)
-    one.topic(2)
+    one, earlier, later = world(partitions=2), past_hour(2), past_hour(1)
     one.send(spread(earlier, 20, "e"))
     at = start_of(later) + timedelta(minutes=59, seconds=59)
     one.serve([*spread(later, 20, "f"), (0, at, b"{broken"), (1, at, event("e-3", at))])

@@ -90,8 +90,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
     # Refused hours are archived too.
     assert {r.hour: r.decision for r in one.batch()} == {first: "refused", second: "refused"}
     assert archived(one) == sent(one, first, second)
-    one.configure(expectations=None)
-    one.reopen()
+    one.reconfigure(expectations=None)
     assert one.batch(first)[0].decision == "accepted"
     before = newest(one, first)
     assert (before.sources, counts(before)) == ({"kafka": 10}, (8, 1, 1, 0))
@@ -99,9 +98,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
     assert one.batch(first, restate=True)[0].decision == "accepted"
     assert archived(one) == sent(one, first, second)
 
-    one.configure(schema=f"{SCHEMA}, score INT")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=f"{SCHEMA}, score INT")
     gone_from_kafka(one)
     # The hazard: rows lack the field, and Kafka has no record of either hour.
     assert {r.get("score") for r in one.rows()} == {None}
@@ -118,8 +115,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
 
 def test_hours_leave_the_archive_unless_held(world: Make) -> None:
     old, held, kept = past_hour(60), past_hour(55), past_hour(1)
-    one = world(archive={"raw": "2 days"})
-    one.topic()
+    one = world(archive={"raw": "2 days"}, partitions=2)
     for hour in (old, held, kept):
         send_hour(one, hour)
     one.apply()

@@ -22,8 +22,7 @@ TAKEN, DOUBLED, ABORTED = ((0, 35), (0, 36), (1, 40)), ((0, 50), (1, 41)), 3
 def one(world: Make) -> World:
     """A stream without tables: 3 hours of 60 records in two partitions, and 3 records of an aborted
     transaction in the middle one."""
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     for ago in (5, 4, 3):
         one.send(spread(past_hour(ago), 60, f"h{ago}"))
         if ago == 4:

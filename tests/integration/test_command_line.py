@@ -26,8 +26,7 @@ def _run(one: World, *arguments: str, expect: int = 0) -> subprocess.CompletedPr
 def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     """Run each layer once as a process. The batch process refuses the first hour and accepts the
     second."""
-    one, small, hour = world(), past_hour(2), past_hour(1)
-    one.topic()
+    one, small, hour = world(partitions=2), past_hour(2), past_hour(1)
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
     assert shown(one, "apply", one.name) == [
@@ -159,8 +158,7 @@ def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., 
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     assert "run `anabranch apply`" in call(one, "status", one.name, expect=1)
     one.apply()
     assert "expected a UTC hour such as" in call(

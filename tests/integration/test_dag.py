@@ -60,8 +60,7 @@ def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
     one.set_environment(lineage={"url": receiver.url})
     one.topic()
     hour = past_hour(1)
-    one.send(spread(hour, 20, "e"))
-    one.apply()
+    one.begin(spread(hour, 20, "e"))
     command = [sys.executable, "-c", _SCRIPT, str(ROOT / "dags" / "anabranch_hourly.py")]
     # A run after an interval is named by its end: the data interval is the hour before.
     command += [f"anabranch_hourly__{one.name}", end_of(hour).isoformat()]

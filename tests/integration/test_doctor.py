@@ -104,8 +104,7 @@ def patient(
     one = World(tmp_path_factory.mktemp("doctor") / "conf", environment, spark)
     one.topic()
     hour = past_hour(1)
-    one.send(spread(hour, 20, "e"))
-    one.apply()
+    one.begin(spread(hour, 20, "e"))
     assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
     one.speed()
     one.send_now(20, "now")
@@ -216,8 +215,7 @@ def test_a_property_that_drifted(patient: Patient) -> None:
 
 
 def test_a_column_that_is_not_applied(patient: Patient) -> None:
-    patient.one.configure(schema=f"{SCHEMA}, guild STRING")
-    patient.one.reopen()
+    patient.one.reconfigure(schema=f"{SCHEMA}, guild STRING")
     finding = patient.finding(Issue.COLUMNS)
     assert "guild" in finding["found"]
     patient.run(finding["remedy"])

@@ -36,8 +36,7 @@ def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None
     for hour in (older, newer):
         one.send(spread(hour, 20, hour))
     # An event twice: the batch layer drops one of them, and the speed layer serves both.
-    one.send([(0, datetime.now(UTC), event(f"{newer}-0", datetime.now(UTC)))])
-    one.apply()
+    one.begin([(0, datetime.now(UTC), event(f"{newer}-0", datetime.now(UTC)))])
     before = datetime.now(UTC)
     one.speed()
     fresh = promised(one).fresh_through

@@ -33,10 +33,8 @@ def unknown_of(one: World, hour: str) -> UnknownFields | None:
 
 
 def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
-    one.send(drifted(hour))
-    one.apply()
+    one, hour = world(partitions=1), past_hour(1)
+    one.begin(drifted(hour))
     [accepted] = one.batch(hour)
     # A record that is dead is no row that lacks a field.
     assert (accepted.decision, accepted.account.good, accepted.account.dead) == ("accepted", 4, 1)
@@ -57,8 +55,7 @@ def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) ->
     assert r"size\n" in said and "letters, digits and underscores" in said
     reported = shown(one, "check", one.name, "--drift")
     assert [f["name"] for f in reported["fields"] if f["obstacle"]] == ["size\n"]
-    one.configure(**yaml.safe_load(schema))
-    one.reopen()
+    one.reconfigure(**yaml.safe_load(schema))
     for command in reported["commands"]:
         program, verb, *_ = command.split()
         assert (program, verb) in (("anabranch", "apply"), ("anabranch", "batch"))
@@ -78,8 +75,7 @@ def test_unknown_fields_are_counted_and_proposed(world: Callable[..., World]) ->
 
 @pytest.mark.full
 def test_a_stream_that_ignores_them_counts_none(world: Callable[..., World]) -> None:
-    one, hour = world(unknown="ignore"), past_hour(1)
-    one.topic(1)
+    one, hour = world(unknown="ignore", partitions=1), past_hour(1)
     at = start_of(hour)
     # Of a record, the first 200 names in their order are counted.
     many = {f"z{i:03}": i for i in range(300)}
@@ -90,12 +86,10 @@ def test_a_stream_that_ignores_them_counts_none(world: Callable[..., World]) -> 
         event("long", at, **long),
         event("hostile", at, **hostile),
     ]
-    one.send([(0, at, value) for value in values])
-    one.apply()
+    one.begin([(0, at, value) for value in values])
     one.batch(hour)
     assert unknown_of(one, hour) is None
-    one.configure(unknown="count")
-    one.reopen()
+    one.reconfigure(unknown="count")
     one.batch(hour, restate=True)
     unknown = unknown_of(one, hour)
     assert unknown is not None and (unknown.records, len(unknown.fields), unknown.others) == (
@@ -113,11 +107,10 @@ def test_a_stream_that_ignores_them_counts_none(world: Callable[..., World]) -> 
 
 @pytest.mark.full
 def test_rescued_fields_move_to_their_column(world: Callable[..., World]) -> None:
-    one, hour, later = world(), past_hour(2), past_hour(1)
-    one.topic(1)
+    one, hour, later = world(partitions=1), past_hour(2), past_hour(1)
     one.send(drifted(hour))
     at = start_of(later)
-    one.send(
+    one.begin(
         [
             (
                 0,
@@ -127,14 +120,11 @@ def test_rescued_fields_move_to_their_column(world: Callable[..., World]) -> Non
             for i in range(9)
         ]
     )
-    one.apply()
     one.batch(hour)
-    one.configure(unknown="rescue")
-    one.reopen()
+    one.reconfigure(unknown="rescue")
     # The batch layer's rows lack the column until an hour is restated; both layers write it from
     # now on.
-    one.apply()
-    one.speed()
+    one.serve()
 
     def rescued() -> dict[str, str]:
         return {
@@ -160,27 +150,21 @@ def test_rescued_fields_move_to_their_column(world: Callable[..., World]) -> Non
     ]
 
     # An added field is in its column, and in no other.
-    one.configure(schema=one.job.stream.ddl + ", colour STRING, gone STRING")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=one.job.stream.ddl + ", colour STRING, gone STRING")
     one.batch(hour, restate=True)
     assert rescued() == of_later | {"both": '{"size\\n":1.5}'}
     assert {r["colour"] for r in one.rows()} == {None, "red", "blue"}
-    one.configure(unknown="count")
-    one.reopen()
+    one.reconfigure(unknown="count")
     with pytest.raises(Refused, match="rescued"):
         one.apply()
-    one.configure(schema=one.job.stream.ddl + ", rescued STRING")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=one.job.stream.ddl + ", rescued STRING")
     one.batch(hour, restate=True)
     assert rescued() == of_later
 
 
 @pytest.mark.full
 def test_a_refused_field_makes_a_dead_letter_until_it_is_known(world: Callable[..., World]) -> None:
-    one, hour = world(unknown="refuse"), past_hour(1)
-    one.topic(1)
+    one, hour = world(unknown="refuse", partitions=1), past_hour(1)
     one.serve(drifted(hour))
     letters = {r["kafka_offset"]: (r["error_code"], r["error_text"]) for r in one.dead()}
     assert {offset: code for offset, (code, _) in letters.items()} == {
@@ -194,9 +178,7 @@ def test_a_refused_field_makes_a_dead_letter_until_it_is_known(world: Callable[.
     assert unknown is not None and [(f.name, f.records) for f in unknown.fields] == [
         ("colour", 2), ("gone", 1), ("size\n", 1),
     ]  # fmt: skip
-    one.configure(schema=one.job.stream.ddl + ", colour STRING")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=one.job.stream.ddl + ", colour STRING")
     one.replay()
     assert {r["event_id"]: r["colour"] for r in one.rows()} == {
         "plain": None,

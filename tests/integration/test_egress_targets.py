@@ -116,8 +116,7 @@ def exporting(world: Make) -> tuple[World, str]:
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
     export = {"name": "export", "root": root}
     feed = {"name": "feed", "topic": topic}
-    one.configure(egress=[export, feed])
-    one.reopen()
+    one.reconfigure(egress=[export, feed])
     one.topic()
     create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
     return one, topic
@@ -154,8 +153,7 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
 
     # Restated, three rows are dead letters now; beside it another hour.
     one.batch(newer)
-    one.configure(event_time={"column": "event_time", "past": "1 day", "future": "1 hour"})
-    one.reopen()
+    one.reconfigure(event_time={"column": "event_time", "past": "1 day", "future": "1 hour"})
     one.batch(older, restate=True)
     assert len(in_main(one, older)) == 17
     with paused_at(
@@ -194,8 +192,7 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make, first: str,
     """The short form of the test above."""
     one, topic = exporting(world)
     hour = past_hour(1)
-    one.send(spread(hour, 20, "e"))
-    one.apply()
+    one.begin(spread(hour, 20, "e"))
     one.batch(hour)
     # Killed before the second transaction is committed, and after it.
     run_into(
@@ -220,8 +217,7 @@ def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world:
     """The hazard: "trying again does not help", without a place, for ever."""
     one = world()
     topic = f"{one.name}-accepted"
-    one.configure(egress=[{"name": "feed", "topic": topic}])
-    one.reopen()
+    one.reconfigure(egress=[{"name": "feed", "topic": topic}])
     one.topic(1)
     create_topic(one.job.environment.kafka, topic, 2, {"max.message.bytes": "20000"})
     hour = past_hour(1)
@@ -232,8 +228,7 @@ def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world:
         for name, player in (("dense", "x" * 900_000), ("large", secrets.token_hex(50_000)))
     )
     one.send([(0, at, dense), *small[:150]])
-    one.send([(0, at, large), *small[150:]])
-    one.apply()
+    one.begin([(0, at, large), *small[150:]])
     one.batch(hour)
     [offset] = [r["kafka_offset"] for r in one.rows() if r["event_id"] == "large"]
     for _ in range(2):
@@ -297,8 +292,7 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     one, topic = exporting(world)
     one.set_environment(erasure={"key": "a key of the tests, and of no other"})
     hour = past_hour(1)
-    one.send(spread(hour, 20, "e"))
-    one.apply()
+    one.begin(spread(hour, 20, "e"))
     one.batch(hour)
     described = one.kafka.describe(one.name)
     assert described is not None

@@ -28,8 +28,7 @@ def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
 
 
 def test_events_of_many_dates_are_written_a_date_at_a_time_by_both_layers(world: Make) -> None:
-    one, hour = world(event_time={"column": "event_time"}), past_hour(1)
-    one.topic(1)
+    one, hour = world(event_time={"column": "event_time"}, partitions=1), past_hour(1)
     days = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(days=31 * i) for i in range(DATES)] * 2
     random.Random(3).shuffle(days)
     at = start_of(hour) + timedelta(minutes=5)

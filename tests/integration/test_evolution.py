@@ -78,8 +78,7 @@ def readings(one: World) -> list[list[dict[str, Any]]]:
 
 
 def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
-    one = world(schema=EARLIER)
-    one.topic(1)
+    one = world(schema=EARLIER, partitions=1)
     one.apply()
     accepted, served = past_hour(2), past_hour(1)
     one.send([*records(accepted, "a"), *records(served, "b")])
@@ -88,8 +87,7 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     assert sorted(r["event_id"] for r in one.rows()) == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
     assert len(one.dead()) == 6
 
-    one.configure(schema=LATER)
-    one.reopen()
+    one.reconfigure(schema=LATER)
     changes = one.apply()
     assert len(changes) == 12 and one.apply() == []
     # The hazard: Spark reads a snapshot with the columns of its own time.
@@ -148,8 +146,7 @@ def test_a_speed_job_stops_where_apply_evolves_its_table(world: Make) -> None:
     ):
         wait_for(lambda: one.published == 20, "the first records to be published")
         schema = str(one.job.stream.ddl).replace("level INT", "level BIGINT")
-        one.configure(schema=f"{schema}, colour STRING")
-        one.reopen()
+        one.reconfigure(schema=f"{schema}, colour STRING")
         assert len(one.apply()) == 2
         now = datetime.now(start_of(past_hour(0)).tzinfo)
         one.send(
@@ -165,17 +162,14 @@ def test_a_speed_job_stops_where_apply_evolves_its_table(world: Make) -> None:
 
 @pytest.mark.full
 def test_an_hour_built_while_apply_evolves_is_not_published(world: Make) -> None:
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     hour = past_hour(1)
     one.serve([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
     sealing.seal(Publisher(one.lake, one.job.stream), one.kafka)
     rebuilder = Rebuilder(one.job, LazySpark.of(one.spark))
     state = one.state
     built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)
-    one.configure(schema=f"{one.job.stream.ddl}, colour STRING")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=f"{one.job.stream.ddl}, colour STRING")
     with pytest.raises(Terminal, match="expected column colour none, found string"):
         rebuilder._publish([built], {hour: None}, state)
     assert not load_state(one.lake, one.job.stream.table).is_accepted(hour)
@@ -186,15 +180,12 @@ def test_an_hour_built_while_apply_evolves_is_not_published(world: Make) -> None
 @pytest.mark.full
 def test_a_widened_key_still_drops_duplicates_of_the_hour_before(world: Make) -> None:
     schema = "n INT NOT NULL, event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
-    one = world(schema=schema, key="n")
-    one.topic(1)
+    one = world(schema=schema, key="n", partitions=1)
     first, second = past_hour(2), past_hour(1)
     one.send([(0, start_of(first), event(f"a-{n}", start_of(first), n=n)) for n in (1, 2)])
-    one.send([(0, start_of(second), event(f"b-{n}", start_of(second), n=n)) for n in (2, 3)])
-    one.apply()
+    one.begin([(0, start_of(second), event(f"b-{n}", start_of(second), n=n)) for n in (2, 3)])
     assert [r.decision for r in one.batch(first)] == ["accepted"]
-    one.configure(schema=schema.replace("n INT", "n BIGINT"))
-    one.reopen()
+    one.reconfigure(schema=schema.replace("n INT", "n BIGINT"))
     assert one.apply() == [f"widened column n of {one.job.stream.table} from int to bigint"]
     (result,) = one.batch(second)
     assert (result.decision, result.account.good, result.account.duplicate) == ("accepted", 1, 1)
@@ -205,19 +196,16 @@ def test_a_widened_key_still_drops_duplicates_of_the_hour_before(world: Make) ->
 
 @pytest.mark.full
 def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
-    one = world(schema=EARLIER)
-    one.topic(1)
+    one = world(schema=EARLIER, partitions=1)
     one.apply()
-    one.configure(schema=LATER)
-    one.reopen()
+    one.reconfigure(schema=LATER)
     assert len(one.apply()) == 12
     first, second = past_hour(2), past_hour(1)
     # The second hour is not read yet, but it is cut.
     one.send([*records(first, "a"), *records(second, "b")])
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     # The older file is put back: every job ends, and says what to run; what it says is so.
-    one.configure(schema=EARLIER)
-    one.reopen()
+    one.reconfigure(schema=EARLIER)
     for run in (one.speed, one.batch):
         with pytest.raises(
             Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
@@ -249,8 +237,7 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
         }
         assert full["b-1"] == FULL | old | {"id": "b-1", "ratio": pytest.approx(0.1, rel=1e-6)}
     # And forward again: rows written in between are like any older row, and an hour is restated.
-    one.configure(schema=LATER)
-    one.reopen()
+    one.reconfigure(schema=LATER)
     assert one.apply() == [f"{one.job.stream.table} is no longer ahead of the stream's file"]
     one.speed()
     assert [(r.decision, r.revision) for r in one.batch(second, restate=True)] == [("accepted", 2)]

@@ -42,14 +42,12 @@ def exported(one: World) -> set[tuple[str, int]]:
 def test_hours_expire_and_all_reports_stay_true(world: Callable[..., World]) -> None:
     older, old, kept, now = (past_hour(ago) for ago in (52, 51, 2, 0))
     one = world(keep="2 days", views=VIEWS)
-    one.configure(egress=[{"name": "export", "root": f"s3://tests/exports/{one.name}"}])
-    one.reopen()
+    one.reconfigure(egress=[{"name": "export", "root": f"s3://tests/exports/{one.name}"}])
     one.topic()
     for hour in (older, old, kept):
         records = spread(hour, 6, hour)
         one.send([*records, records[0], (1, records[-1][1], b"{not json")])
-    one.apply()
-    one.speed()
+    one.serve()
     results = one.batch()
     assert {r.decision for r in results} == {"accepted"} and {older, old, kept} <= {
         r.hour for r in results

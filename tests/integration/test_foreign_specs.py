@@ -13,11 +13,10 @@ from anabranch.offsets.hours import start_of
     "change", ["ADD PARTITION FIELD bucket(4, player)", "DROP PARTITION FIELD ingest_hour"]
 )
 def test_another_default_spec_stops_no_layer(world: Callable[..., World], change: str) -> None:
-    one, hours = world(files={"sort": ["event_id"]}), [past_hour(2), past_hour(1)]
-    one.topic(1)
+    one, hours = world(files={"sort": ["event_id"]}, partitions=1), [past_hour(2), past_hour(1)]
     one.send([*spread(hours[0], 20, "a", partitions=1), (0, start_of(hours[0]), b"no JSON")])
     at = start_of(hours[1])
-    one.send(
+    one.serve(
         [
             *[
                 (0, at + timedelta(seconds=i), event(f"b{i}", at - timedelta(days=i % 2)))
@@ -27,8 +26,6 @@ def test_another_default_spec_stops_no_layer(world: Callable[..., World], change
             (0, at, b"[]"),
         ]
     )
-    one.apply()
-    one.speed()
     assert [r.decision for r in one.batch(hours[0])] == ["accepted"]
     catalog = one.job.environment.catalog.name
     one.spark.sql(f"ALTER TABLE {catalog}.{one.job.stream.table} {change}")

@@ -187,8 +187,7 @@ def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
 
 @pytest.mark.full
 def test_a_kept_consumer_reads_the_rest(world: Callable[..., World], spark: SparkSession) -> None:
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     one.apply()
     one.send_now(1, "a", partitions=1)
     broken = 5

@@ -54,8 +54,7 @@ def behind(rows: pa.Table, begins: Mapping[int, int]) -> pa.Array:
 
 @pytest.mark.full
 def test_a_delta_table_in_use_is_imported(world: Make, spark: SparkSession) -> None:
-    one, old = world(), past_hour(5)
-    one.topic()
+    one, old = world(partitions=2), past_hour(5)
     for number in range(4):
         one.send(spread(shift(old, number), 50, f"h{number}"))
     location, access = f"s3://tests/old/{one.name}", access_to(one)
@@ -78,8 +77,7 @@ def test_a_delta_table_in_use_is_imported(world: Make, spark: SparkSession) -> N
     # Kafka has deleted a part of the last hour's records; there the stream begins.
     begins = {0: 90, 1: 95}
     one.delete_records(begins)
-    one.apply()
-    one.speed()
+    one.serve()
     first = import_from(one, spark, location, shift(old, 2))
     assert first.plan.version == version
     # Written on meanwhile: a record that is late, and the removal of a player.

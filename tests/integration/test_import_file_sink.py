@@ -37,8 +37,7 @@ def upload(one: World, folder: Path) -> str:
 
 def with_four_hours(world: Make) -> tuple[World, str]:
     """A stream without tables whose topic has 200 records; and the first hour of these."""
-    one, old = world(), past_hour(5)
-    one.topic()
+    one, old = world(partitions=2), past_hour(5)
     for number in range(4):
         one.send(spread(shift(old, number), 50, f"h{number}"))
     return one, old
@@ -67,8 +66,7 @@ def test_a_file_sinks_folder_is_imported(world: Make, spark: SparkSession, tmp_p
     # Kafka has deleted a part of the last hour's records; there the stream begins.
     begins = {0: 90, 1: 95}
     one.delete_records(begins)
-    one.apply()
-    one.speed()
+    one.serve()
     location = upload(one, folder)
     done = import_from(one, spark, location, old)
     assert "through micro-batch 4; 2 files that the log does not list" in done.plan.notes[0]
@@ -83,8 +81,7 @@ def test_a_file_sinks_folder_is_imported(world: Make, spark: SparkSession, tmp_p
 
 @pytest.mark.full
 def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_path: Path) -> None:
-    one, folder, old = world(), tmp_path / "sink", past_hour(25)
-    one.topic()
+    one, folder, old = world(partitions=2), tmp_path / "sink", past_hour(25)
     for number in range(24):
         one.send(spread(shift(old, number), 20, f"h{number}"))
     support = str(Path(file_sink_query.__file__).parent)
@@ -115,8 +112,7 @@ def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_p
     assert len(by_spark) == 480
     begins = {0: 233, 1: 236}
     one.delete_records(begins)
-    one.apply()
-    one.speed()
+    one.serve()
     done = import_from(one, spark, str(folder), old)
     assert (done.good, done.duplicate, done.plan.after) == (469, 0, 11)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
@@ -134,8 +130,7 @@ def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_p
 def test_a_folder_whose_log_is_gone_is_imported_once(
     world: Make, spark: SparkSession, tmp_path: Path, seam: str, form: str
 ) -> None:
-    one, folder, old = world(), tmp_path / "sink", past_hour(4)
-    one.topic()
+    one, folder, old = world(partitions=2), tmp_path / "sink", past_hour(4)
     for number in range(3):
         one.send(spread(shift(old, number), 40, f"h{number}"))
     servers = one.job.environment.kafka.bootstrap_servers
@@ -153,8 +148,7 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
         str(folder)
     )
     one.delete_records({0: 50, 1: 45})
-    one.apply()
-    one.speed()
+    one.serve()
     one.batch()
     done = import_from(one, spark, str(folder), old, by_key=seam == "key")
     assert "it has no _spark_metadata" in done.plan.notes[0]
@@ -164,11 +158,9 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
 
 @pytest.mark.full
 def test_a_killed_import_is_continued_and_taken_back(world: Make, tmp_path: Path) -> None:
-    one, old = world(), past_hour(30)
-    one.topic()
+    one, old = world(partitions=2), past_hour(30)
     one.send_now(5, "now")
-    one.apply()
-    one.speed()
+    one.serve()
     lines = [
         {"event_id": f"old-{hour}-{n % 40}", "event_time": f"{shift(old, hour)}:10:00Z", "level": n}
         for hour in range(20)
@@ -208,8 +200,7 @@ def test_a_file_sink_whose_log_broke_is_taken_over_while_the_producer_goes_on(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     one.delete_records({0: 90, 1: 95})
     one.send_now(20, "meanwhile")
-    one.apply()
-    one.speed()
+    one.serve()
     given = ["import", one.name, "--from", str(folder), "--takeover"]
     run_into(one, "import.published:1", *given)
     one.send_now(20, "later")

@@ -16,8 +16,7 @@ def test_a_batch_job_ends_on_a_signal(world: Callable[..., World], sent: signal.
     # The quality gate needs Spark.
     one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
     one.topic()
-    one.send(spread(hour, 100, "e"))
-    one.apply()
+    one.begin(spread(hour, 100, "e"))
     with started(one, "batch", one.name) as command:
         command.until(
             lambda: any("SparkSubmit" in line for line in command.command_lines()),

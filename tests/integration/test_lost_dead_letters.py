@@ -48,8 +48,7 @@ def hour_of_ten(one: World) -> str:
     at = start_of(hour)
     one.topic(1)
     one.send([(0, at, event(f"e-{i}", at)) for i in range(8)])
-    one.send([(0, at, b"{broken"), (0, at, b"{broken too")])
-    one.apply()
+    one.begin([(0, at, b"{broken"), (0, at, b"{broken too")])
     return hour
 
 

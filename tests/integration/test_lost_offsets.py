@@ -38,8 +38,7 @@ def content(one: World) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("set_back", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_lost_offsets_are_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     send_hour(one, hour)
     one.apply()
     seal(Publisher(one.lake, one.job.stream), one.kafka)
@@ -66,8 +65,7 @@ def test_lost_offsets_are_filled_from_the_speed_layer(world: Make, set_back: boo
 
 @pytest.mark.full
 def test_an_hour_that_kafka_lost_is_restated_and_its_letters_replayed(world: Make) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     send_hour(one, hour)
     one.apply()
     one.batch(hour)
@@ -84,8 +82,7 @@ def test_an_hour_that_kafka_lost_is_restated_and_its_letters_replayed(world: Mak
     assert row.reason == "to see whether it closes"
     assert one.replay() == []
     # Widen the bound: the dead letter can be read by now.
-    one.configure(event_time=WIDE)
-    one.reopen()
+    one.reconfigure(event_time=WIDE)
     assert one.replay(past_hour(9), past_hour(8)) == []
     [replayed] = one.replay(hour, past_hour(8))
     assert (replayed.decision, replayed.revision) == ("accepted", 3)
@@ -99,8 +96,7 @@ def test_an_hour_that_kafka_lost_is_restated_and_its_letters_replayed(world: Mak
 
 @pytest.mark.usefixtures("single_broker")
 def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(world: Make) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     send_hour(one, hour)
     one.apply()
     one.batch(hour)
@@ -126,23 +122,20 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
 
 @pytest.mark.full
 def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(world: Make) -> None:
-    one, first, second = world(), past_hour(2), past_hour(1)
-    one.topic(1)
+    one, first, second = world(partitions=1), past_hour(2), past_hour(1)
     send_hour(one, first)
-    one.send(
+    one.begin(
         [
             (0, start_of(second), event("old", start_of(second))),
             *spread(second, 3, "f", partitions=1),
         ]
     )
-    one.apply()
     one.batch()
     one.delete_topic()
     one.topic(1)
     assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka) is not None
     assert (0, 22) in one.offsets()
-    one.configure(event_time=WIDE)
-    one.reopen()
+    one.reconfigure(event_time=WIDE)
     assert [(r.hour, r.decision) for r in one.replay()] == [(first, "accepted")]
     # The first hour's letter is the event now, and what repeats it an hour later is the duplicate.
     assert one.offsets() == [(0, o) for o in (*range(20), 21, 23, 24, 25)]
@@ -151,8 +144,7 @@ def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(wo
 
 
 def test_records_in_no_source_are_a_gap_that_an_operator_may_accept(world: Make) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     send_hour(one, hour)
     one.apply()
     one.delete_records({0: 5})

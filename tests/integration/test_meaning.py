@@ -24,8 +24,7 @@ def run(one: World, *command: str) -> tuple[int, str]:
 
 def test_an_hour_of_letters_is_refused(world: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A column of a wrong first type: every record is a dead letter."""
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     at = start_of(hour)
     wrong = [
         (0, at + timedelta(seconds=i), json.dumps({"event_id": f"e{i}", "event_time": i}).encode())
@@ -64,19 +63,15 @@ def test_an_hour_of_letters_is_refused(world: Make, caplog: pytest.LogCaptureFix
 
 
 def test_the_share_that_is_allowed_is_configured(world: Make) -> None:
-    one, hour = world(quality={"max_dead": "75 %"}), past_hour(1)
-    one.topic(1)
+    one, hour = world(quality={"max_dead": "75 %"}, partitions=1), past_hour(1)
     at = start_of(hour)
-    one.send([*spread(hour, 10, "e", partitions=1), *((0, at, b"no") for _ in range(31))])
-    one.apply()
+    one.begin([*spread(hour, 10, "e", partitions=1), *((0, at, b"no") for _ in range(31))])
     [result] = [r for r in one.batch() if r.hour == hour]
     assert result.decision == "refused"
-    one.configure(quality={"max_dead": "76 %"})
-    one.reopen()
+    one.reconfigure(quality={"max_dead": "76 %"})
     [result] = [r for r in one.batch() if r.hour == hour]
     assert result.decision == "accepted"
-    one.configure(quality={"max_dead": "0 %"})
-    one.reopen()
+    one.reconfigure(quality={"max_dead": "0 %"})
     [result] = one.batch(hour, restate=True)
     assert result.decision == "refused"
 
@@ -94,11 +89,9 @@ def send_readings(one: World, hour: str) -> None:
 
 def test_other_records_with_the_same_key_refuse_the_hour(world: Make) -> None:
     """A key with a column that is empty in most records: 38 of 59 different ones would be gone."""
-    one, hour = world(key=["event_id", "player"]), past_hour(1)
-    one.topic(1)
+    one, hour = world(key=["event_id", "player"], partitions=1), past_hour(1)
     send_readings(one, hour)
-    one.apply()
-    one.speed()
+    one.serve()
 
     [result] = [r for r in one.batch() if r.hour == hour]
     assert (result.decision, result.account.duplicate, result.account.conflicts) == (
@@ -125,19 +118,16 @@ def test_other_records_with_the_same_key_refuse_the_hour(world: Make) -> None:
     assert "stream.conflicts" in output, output
 
     # With the right key, a restatement has them all.
-    one.configure(key=["event_id", "amount"])
-    one.reopen()
+    one.reconfigure(key=["event_id", "amount"])
     [result] = one.batch(hour, restate=True)
     assert (result.account.good, result.account.duplicate, result.account.conflicts) == (59, 1, 0)
 
 
 def test_a_stream_without_a_key_has_no_duplicates(world: Make) -> None:
-    one, hours = world(key="none"), [past_hour(2), past_hour(1)]
-    one.topic(1)
+    one, hours = world(key="none", partitions=1), [past_hour(2), past_hour(1)]
     for hour in hours:
         send_readings(one, hour)
-    one.apply()
-    one.speed()
+    one.serve()
     results = {r.hour: r for r in one.batch() if r.hour in hours}
     assert [(r.decision, r.account.duplicate) for r in results.values()] == [("accepted", 0)] * 2
     assert one.contents() == one.acknowledged()
@@ -150,17 +140,14 @@ def test_a_stream_without_a_key_has_no_duplicates(world: Make) -> None:
 
 def test_a_duplicate_of_the_look_back_is_compared_with_the_row_that_is_served(world: Make) -> None:
     """One that was sent again in the next hour, one with another value, after a new column."""
-    one, hours = world(quality={"max_conflicts": "0 %"}), [past_hour(2), past_hour(1)]
-    one.topic(1)
+    one, hours = world(quality={"max_conflicts": "0 %"}, partitions=1), [past_hour(2), past_hour(1)]
     at = start_of(hours[0])
     again, other = event("again", at), event("other", at, level=1)
     later = start_of(hours[1])
     one.send([(0, at, again), (0, at, other)])
     one.serve([(0, later, again), (0, later, event("other", at, level=2))])
     one.batch(hours[0])
-    one.configure(schema=f"{SCHEMA}, added STRING")
-    one.reopen()
-    one.apply()
+    one.evolve(schema=f"{SCHEMA}, added STRING")
     [result] = one.batch(hours[1])
     assert (result.decision, result.account.duplicate, result.account.conflicts) == (
         "refused",
@@ -174,8 +161,7 @@ def test_a_duplicate_of_the_look_back_is_compared_with_the_row_that_is_served(wo
 def test_a_wrong_first_type_is_corrected_and_a_stream_dropped(world: Make) -> None:
     """A column that is a number in every record, and a TIMESTAMP in the stream's first file."""
     wrong = SCHEMA.replace("level INT", "level TIMESTAMP NOT NULL")
-    one, hour = world(schema=wrong), past_hour(1)
-    one.topic(1)
+    one, hour = world(schema=wrong, partitions=1), past_hour(1)
     at = start_of(hour)
     one.serve(
         [(0, at + timedelta(seconds=i), event(f"e{i}", at, level=i + 0.5)) for i in range(25)]
@@ -183,8 +169,7 @@ def test_a_wrong_first_type_is_corrected_and_a_stream_dropped(world: Make) -> No
     [result] = [r for r in one.batch() if r.hour == hour]
     assert result.decision == "refused" and one.rows() == []
 
-    one.configure(schema=SCHEMA.replace("level INT", "level DOUBLE NOT NULL"))
-    one.reopen()
+    one.reconfigure(schema=SCHEMA.replace("level INT", "level DOUBLE NOT NULL"))
     assert one.apply() == [
         f"changed column level of {one.name}.events from timestamp to double: no row had a value "
         "of it"

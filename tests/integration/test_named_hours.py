@@ -20,8 +20,7 @@ hours_of_each_test = hours_of_now(globals(), HOURS=(3, 2, 1), OLDEST=3, MIDDLE=2
 
 @pytest.fixture
 def accepted(world: Callable[..., World]) -> World:
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     for hour, prefix in zip(HOURS, "abc", strict=True):
         one.send(spread(hour, 6, prefix))
     one.apply()
@@ -65,8 +64,7 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
 def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, by_spark: None
 ) -> None:
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     for hour, prefix in ((OLDEST, "a"), (MIDDLE, "b")):
         one.send(spread(hour, 6, prefix))
     one.apply()

@@ -38,17 +38,15 @@ def test_a_wrong_file_is_found_before_it_has_a_table(world: Make) -> None:
     assert f"{one.name}: created table {one.job.stream.table}" in printed
     assert f"{one.name}: warning: dead letters: expected at most 5 % of 30 records" in printed
 
-    one.configure(
+    one.reconfigure(
         schema={"event_id": "STRING NOT NULL", "ts": {"type": "TIMESTAMP", "unit": "millis"}}
     )
-    one.reopen()
     assert "would be dead letters" not in call(one, "check", one.name)
     assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 
 
 def test_a_subjects_columns_are_those_of_apply(world: Make, registry: SchemaRegistry) -> None:
-    one = world(registry.url, schema="registry", format="avro", event_time=None)
-    one.topic(1)
+    one = world(registry.url, schema="registry", format="avro", event_time=None, partitions=1)
     fields = [{"name": "event_id", "type": "string"}, {"name": "n", "type": "int"}]
     schema = {"type": "record", "name": "E", "fields": fields}
     id = registry.register(f"{one.name}-value", schema)

@@ -27,11 +27,9 @@ def recreate(one: World, partitions: int = 2) -> None:
 @pytest.fixture
 def running_hour(world: Make) -> World:
     """Six records of the running hour, published by the speed layer."""
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     one.send_now(6, "now")
-    one.apply()
-    one.speed()
+    one.serve()
     return one
 
 
@@ -39,8 +37,7 @@ def running_hour(world: Make) -> World:
 def two_hours(world: Make) -> World:
     """Two past hours of 20 records each, the older one accepted, and 6 records of the running hour;
     all published."""
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     for ago in (2, 1):
         one.send(spread(past_hour(ago), 20, f"h{ago}"))
     now = datetime.now(UTC)
@@ -100,18 +97,15 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
     before, right = ids(one), one.job.stream.topic
     wrong = f"{right}_wrong"
     create_topic(one.job.environment.kafka, wrong, 1)
-    one.configure(topic=wrong)
-    one.reopen()
+    one.reconfigure(topic=wrong)
     with pytest.raises(PositionError, match="name the wrong topic or cluster"):
         one.speed()
     assert shown(one, "adopt", one.name)["adopted"]
-    one.configure(topic=right)
-    one.reopen()
+    one.reconfigure(topic=right)
     assert shown(one, "adopt", one.name)["adopted"]
-    now = datetime.now(UTC)
-    one.send([(0, now, event("after", now))])
+    one.send_now(1, "after")
     one.speed()
-    assert ids(one) == sorted([*before, "after"])
+    assert ids(one) == sorted([*before, "after-0"])
 
 
 def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
@@ -128,8 +122,7 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
     # A restatement and the speed layer honour it.
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
-    now = datetime.now(UTC)
-    one.send([(0, now, event("later", now))])
+    one.send_now(1, "later")
     one.speed()
     assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
     assert "served by batch, by the rule" in call(one, *chosen, "auto")
@@ -161,8 +154,7 @@ def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> 
         (past_hour(1), "sealed", "speed"),
         (past_hour(0), "open", "speed"),
     ]
-    now = datetime.now(UTC)
-    one.send([(0, now, event("later", now))])
+    one.send_now(1, "later")
     one.speed()
     assert one.contents() == one.acknowledged()
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(1), "accepted")]

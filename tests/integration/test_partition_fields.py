@@ -148,7 +148,6 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     require_own_partitions(one)
     assert audit(one.job, None, with_kafka=True).disagreements == []
 
-    one.configure(partition=["region"])
-    one.reopen()
+    one.reconfigure(partition=["region"])
     with pytest.raises(ConfigurationError, match="Partition fields are not changed later"):
         one.apply()

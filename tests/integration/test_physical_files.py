@@ -134,8 +134,7 @@ def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: M
         )
         # Without bounds its dates are many: a file open at a time, of rows that Iceberg's writer
         # has sorted.
-        one.configure(event_time=times)
-        one.reopen()
+        one.reconfigure(event_time=times)
         one.speed()
     files = files_of(one.state.table, "speed", hour)
     assert len(files) >= 2 and {f.sort_order_id for f in files} <= {None, 0}

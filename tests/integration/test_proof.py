@@ -29,8 +29,7 @@ def known(world: Make) -> World:
     """Two past hours in one partition, read by both layers. The older one is 4 good records. The
     newer one is, in three transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a
     repetition of its own and one of the older hour. Each transaction ends with a control record."""
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     hour = past_hour(1)
     before = spread(past_hour(2), 4, "before", partitions=1)
     good = spread(hour, 4, "e", partitions=1)

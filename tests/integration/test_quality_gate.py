@@ -23,12 +23,10 @@ def against_speed(low: float, severity: str) -> dict[str, Any]:
 @pytest.fixture
 def three_days(world: Make) -> World:
     """The same hour of three days, 20, 20 and 5 records, published by the speed layer."""
-    one = world()
-    one.topic(1)
+    one = world(partitions=1)
     for ago, count in ((49, 20), (25, 20), (1, 5)):
         one.send(spread(past_hour(ago), count, f"h{ago}", partitions=1))
-    one.apply()
-    one.speed()
+    one.serve()
     return one
 
 
@@ -84,10 +82,8 @@ def test_row_counts_are_judged(three_days: World) -> None:
 
 
 def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(world: Make) -> None:
-    one = world()
-    one.topic(1)
-    one.send(spread(past_hour(1), 5, "e", partitions=1))
-    one.apply()
+    one = world(partitions=1)
+    one.begin(spread(past_hour(1), 5, "e", partitions=1))
     one.expect(against_speed(1, "critical"))
     (result,) = one.batch(past_hour(1))
     assert result.decision == "accepted"

@@ -27,8 +27,7 @@ def at_most(level: int) -> dict[str, object]:
 
 @pytest.mark.full
 def test_a_refused_hour_is_rebuilt_once_something_changed(world: Callable[..., World]) -> None:
-    one, hour = world(), past_hour(1)
-    one.topic(1)
+    one, hour = world(partitions=1), past_hour(1)
     one.send(spread(hour, 10, "e", partitions=1))
     one.expect(at_most(3))
     one.apply()

@@ -4,7 +4,6 @@ something in tests/failures."""
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +143,7 @@ def test_a_deployment_that_is_rolled_back_and_a_catalog_that_lost_its_tables(nig
     before = one.contents()
     one.configure(schema=f"{SCHEMA}, guild STRING")
     assert "added column guild" in run(one, printed("anabranch apply STREAM", STREAM=name))
-    one.configure(schema=SCHEMA)
-    one.reopen()
+    one.reconfigure(schema=SCHEMA)
     with pytest.raises(Exception, match="expected column guild"):
         one.speed()
     run(one, printed("anabranch apply STREAM --rolled-back", STREAM=name))
@@ -193,7 +191,6 @@ def test_a_branch_without_its_state_is_recreated_from_main(night: World) -> None
     assert one.contents() != before, "the acceptance was taken back"
     run(one, printed("anabranch merge STREAM", STREAM=one.name))
     assert one.contents() == before
-    now = datetime.now(UTC)
-    one.send([(0, now, event("later", now))])
+    one.send_now(1, "later")
     one.speed()
     assert len(one.contents()) == len(before) + 1

@@ -63,8 +63,7 @@ class Stream:
 
 @pytest.fixture
 def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
-    one = world(registry.url, schema=SCHEMA, format="avro", event_time=None)
-    one.topic(1)
+    one = world(registry.url, schema=SCHEMA, format="avro", event_time=None, partitions=1)
     one.apply()
     made = Stream(one, registry)
     yield made

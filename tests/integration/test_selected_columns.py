@@ -41,8 +41,7 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
         {"topic": {"kafka": "topic"}},
         {"key": {"kafka": "key", "type": "STRING"}},
     ]
-    one.configure(select=select)
-    one.reopen()
+    one.reconfigure(select=select)
     hour = past_hour(1)
     one.topic()
     one.send(spread(hour, 8, "masked"))
@@ -63,8 +62,7 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
     assert "player" not in by_speed["now"]
 
     # Columns are added to the selected ones, as to any; a selected one is not dropped.
-    one.configure(select=[*select, {"day": {"truncate": "event_time", "to": "day"}}])
-    one.reopen()
+    one.reconfigure(select=[*select, {"day": {"truncate": "event_time", "to": "day"}}])
     with pytest.raises(AnabranchError, match="anabranch apply"):
         one.speed()
     one.apply()
@@ -74,8 +72,7 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
     assert days.pop("later").hour == 0 and {*days.values()} == {None}
     [result] = one.batch(hour, restate=True)
     assert result.decision == "accepted" and sum(r["day"] is not None for r in one.rows()) == 9
-    one.configure(select=select[:-1])
-    one.reopen()
+    one.reconfigure(select=select[:-1])
     with pytest.raises(AnabranchError, match=r"key|day"):
         one.apply()
 

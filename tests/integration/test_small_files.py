@@ -47,9 +47,7 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg(world: Make) -> None:
     one.create()
     now = datetime.now(UTC)
     for prefix, schema in (("old", SCHEMA), ("new", MORE)):
-        one.configure(schema=schema)
-        one.reopen()
-        one.apply()
+        one.evolve(schema=schema)
         one.send(
             [
                 (i % 2, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {})))
@@ -60,8 +58,7 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg(world: Make) -> None:
     spark, pyiceberg, many = by_spark(one), by_pyiceberg(one), files(one)
     assert many >= 18
 
-    one.configure(speed={"trigger": "1 second"})
-    one.reopen()
+    one.reconfigure(speed={"trigger": "1 second"})
     one.speed()
 
     table = one.state.table

@@ -93,8 +93,7 @@ def has_columns(one: World, table: str, *names: str) -> bool:
 @pytest.fixture
 def topic(world: Make, registry: SchemaRegistry) -> Topic:
     """A stream of its subject's columns, with its tables."""
-    one = world(registry.url, schema="registry", format="avro", event_time=None)
-    one.topic(1)
+    one = world(registry.url, schema="registry", format="avro", event_time=None, partitions=1)
     made = Topic(one, registry)
     made.register(LEVEL)
     call(one, "apply", one.name)

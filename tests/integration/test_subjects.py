@@ -33,8 +33,7 @@ def columns(one: World, table: str) -> dict[str, str]:
 
 
 def test_apply_takes_up_what_a_subject_adds(world: Make, registry: SchemaRegistry) -> None:
-    one = world(registry.url, schema="registry", format="avro", event_time=None)
-    one.topic(1)
+    one = world(registry.url, schema="registry", format="avro", event_time=None, partitions=1)
     table, subject = f"{one.name}.events", f"{one.name}-value"
     assert f"expected subject {subject} in the schema registry, found none" in call(
         one, "apply", one.name, expect=75

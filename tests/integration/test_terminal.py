@@ -46,12 +46,10 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, by_spark: None) -> Iterator[pyt
 def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
     world: Make, overflowing: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    one = world()
-    one.topic(1)
-    one.send(
+    one = world(partitions=1)
+    one.begin(
         [*spread(past_hour(2), 10, "e", partitions=1), *spread(past_hour(1), 10, "f", partitions=1)]
     )
-    one.apply()
     speed = one.state.heads["speed"]
     for job in (one.speed, one.batch):
 

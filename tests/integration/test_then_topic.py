@@ -24,8 +24,7 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     hours = past_hour(2), past_hour(1)
     for hour, prefix in zip(hours, "ab", strict=True):
         one.send(spread(hour, 14, prefix))
-    one.apply()
-    one.speed()
+    one.serve()
     assert [r.decision for r in one.batch(hours[0])] == ["accepted"]
     before = one.state.heads["main"]
     now = datetime.now(UTC)

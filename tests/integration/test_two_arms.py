@@ -32,13 +32,11 @@ Make = Callable[..., World]
 @pytest.fixture
 def three_hours(world: Make) -> World:
     """Three past hours of 40 records each and 10 of the running one, nothing read yet."""
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     for ago in (3, 2, 1):
         one.send(spread(past_hour(ago), 40, f"h{ago}"))
     now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"now-{i}", now)) for i in range(10)])
-    one.apply()
+    one.begin([(i % 2, now, event(f"now-{i}", now)) for i in range(10)])
     return one
 
 
@@ -85,12 +83,10 @@ def test_batch_alone_serves_what_speed_never_saw_until_it_is_back(three_hours: W
 
 
 def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> None:
-    one = world()
-    one.topic()
+    one = world(partitions=2)
     one.send(spread(past_hour(3), 20, "a"))
     one.send(spread(past_hour(2), 20, "bad"))
-    one.send(spread(past_hour(1), 20, "c"))
-    one.apply()
+    one.begin(spread(past_hour(1), 20, "c"))
     one.expect(entry("expect_column_values_to_match_regex", column="event_id", regex="^[ac]-"))
 
     results = one.batch()

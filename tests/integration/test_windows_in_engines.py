@@ -60,8 +60,7 @@ def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.mark.full
 def test_a_view_is_the_same_in_every_engine(world: Callable[..., World]) -> None:
-    one, hours = world(schema=SCHEMA, views=VIEWS), [past_hour(2), past_hour(1)]
-    one.topic()
+    one, hours = world(schema=SCHEMA, views=VIEWS, partitions=2), [past_hour(2), past_hour(1)]
     for hour in hours:
         one.send(records(hour, hour))
     changes = one.apply()
@@ -74,8 +73,7 @@ def test_a_view_is_the_same_in_every_engine(world: Callable[..., World]) -> None
     one.speed()
     check(one)
     # The hour is restated under a rule that makes its late records dead letters.
-    one.configure(event_time={"column": "event_time", "past": "3 hours", "future": "1 hour"})
-    one.reopen()
+    one.reconfigure(event_time={"column": "event_time", "past": "3 hours", "future": "1 hour"})
     before = len(one.rows())
     assert [r.revision for r in one.batch(hours[0], restate=True)] == [2]
     assert len(one.rows()) < before

@@ -261,8 +261,9 @@ def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
 def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_together(
     world: Make, workers: Workers
 ) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
-    one.topic(1)
+    one = world(
+        speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False}, partitions=1
+    )
     one.apply()
     now = datetime.now(UTC)
     values: list[dict[str, Any]] = [{}, {"level": 5, "amount": 0.5}, {"player": "é", "level": None}]
@@ -284,8 +285,7 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     assert len(kinds) == 1, "\n\n".join(kinds)
     by_spark = sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect())
 
-    one.configure(speed={"trigger": "1 second"})
-    one.reopen()
+    one.reconfigure(speed={"trigger": "1 second"})
     one.speed()
 
     assert len(_files(one)) <= 4, "files of both are put together"
@@ -350,8 +350,10 @@ def test_records_of_many_dates_are_written_in_turn(world: Make, workers: Workers
 
 
 def test_long_values_reach_a_worker_in_parts(world: Make, workers: Workers) -> None:
-    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
-    one.topic(1)
+    one = world(
+        speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False},
+        partitions=1,
+    )
     one.apply()
     now, count, length = datetime.now(UTC), 200, 500_000
     for start in range(0, count, 50):

@@ -48,11 +48,9 @@ json.dump(answers, sys.stdout)
 def queried_world(world: Callable[..., World]) -> tuple[World, str]:
     """Return a stream with published records, and their day, which replaces the page's day."""
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
-    one = world(schema=SCHEMA)
-    one.topic()
+    one = world(schema=SCHEMA, partitions=2)
     _send(one, day)
-    one.apply()
-    one.speed()
+    one.serve()
     return one, day
 
 

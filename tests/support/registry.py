@@ -134,6 +134,5 @@ def new_avro_stream(make: Callable[..., World], registry: SchemaRegistry) -> tup
         registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
         format={"type": "avro", "subject": subject},
     )  # fmt: skip
-    one.topic()
-    one.apply()
+    one.create()
     return one, subject

@@ -105,7 +105,11 @@ class World:
         (self.folder / "streams" / f"{self.name}.expectations.yaml").write_text(
             yaml.safe_dump(suite)
         )
-        self.configure(expectations=f"{self.name}.expectations.yaml")
+        self.reconfigure(expectations=f"{self.name}.expectations.yaml")
+
+    def reconfigure(self, **changes: Any) -> None:
+        """Change the stream's file, and open its job again."""
+        self.configure(**changes)
         self.reopen()
 
     def reopen(self) -> None:
@@ -130,8 +134,8 @@ class World:
     def apply(self) -> list[str]:
         return apply.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
-    def create(self) -> None:
-        self.topic()
+    def create(self, partitions: int = 2) -> None:
+        self.topic(partitions)
         self.apply()
 
     def leave_writing_to_spark(self) -> None:
@@ -140,11 +144,20 @@ class World:
         with self.state.table.transaction() as change:
             change.set_properties({"write.parquet.compression-level": "3"})
 
-    def serve(self, values: list[tuple[int, datetime, bytes | None]], **how: Any) -> None:
-        """Send to the new stream, whose first hour is that of the first record; the speed layer
-        publishes."""
-        self.send(values, **how)
+    def evolve(self, **changes: Any) -> None:
+        """Change the stream's file, and apply it."""
+        self.reconfigure(**changes)
         self.apply()
+
+    def begin(self, values: list[tuple[int, datetime, bytes | None]], **how: Any) -> None:
+        """Send to the new stream, whose first hour is that of the first record, and apply it."""
+        if values:
+            self.send(values, **how)
+        self.apply()
+
+    def serve(self, values: Sequence[tuple[int, datetime, bytes | None]] = (), **how: Any) -> None:
+        """The same, and the speed layer publishes."""
+        self.begin([*values], **how)
         self.speed()
 
     def send(

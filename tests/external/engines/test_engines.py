@@ -111,9 +111,7 @@ def served(
     assert [r.decision for r in one.batch(past_hour(2))] == ["accepted"]
     remember()
     # Step 3: another schema, rows of it, and the second hour swapped.
-    one.configure(schema=LATER)
-    one.reopen()
-    one.apply()
+    one.evolve(schema=LATER)
     send(one, "c")
     one.speed()
     assert [r.decision for r in one.batch(past_hour(1))] == ["accepted"]
