@@ -2,7 +2,6 @@
 that lie."""
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from commands import started
 from kafka import KafkaProducer
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from waiting import wait_for
 from world import Record, World, event, past_hour, spread
 
 from anabranch.common.errors import PositionError
@@ -30,6 +30,10 @@ Make = Callable[..., World]
 ANY_TIME = {"message.timestamp.after.max.ms": "9223372036854775807"}
 # Kafka deletes by the stamps too.
 FOR_EVER = {"retention.ms": "-1"}
+COMPACT = {
+    "cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "1000",
+}  # fmt: skip
 
 
 def now_values(
@@ -37,6 +41,14 @@ def now_values(
 ) -> list[tuple[int, datetime, bytes | None]]:
     at = datetime.now(UTC)
     return [(i % partitions, at, event(f"{prefix}-{i}", at)) for i in range(count)]
+
+
+def wait_until_compacted(one: World, end: int, records: int) -> None:
+    def is_compacted() -> bool:
+        kafka, ranges = one.job.environment.kafka, {0: (0, end)}
+        return read_ranges(one.spark, kafka, one.name, ranges).count() < records
+
+    wait_for(is_compacted, "the log cleaner to compact", 120, 1)
 
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])
@@ -86,10 +98,10 @@ def test_added_partitions_begin_at_their_first_offset(world: Make) -> None:
         admin = one.admin()
         admin.create_partitions({one.name: 3})
         admin.close()
-        deadline = time.monotonic() + 30
-        while (topic := one.kafka.describe(one.name)) is None or len(topic.partitions) < 3:
-            assert time.monotonic() < deadline, "expected three partitions within 30 s"
-            time.sleep(0.1)
+        wait_for(
+            lambda: len(getattr(one.kafka.describe(one.name), "partitions", ())) == 3,
+            "three partitions",
+        )
         one.send(now_values(30, "three", partitions=3))
         speed.until(lambda: len(one.rows()) >= 50, "the rows of the new partitions")
         assert speed.terminate() == 0
@@ -146,23 +158,14 @@ def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make
 
 def test_a_compacted_topic_closes_with_gaps_of_its_class(world: Make) -> None:
     one = world(batch={"grace": "0 seconds", "allow_gaps": ["control", "compacted"]})
-    compact = {
-        "cleanup.policy": "compact",
-        "segment.ms": "1000",
-        "min.cleanable.dirty.ratio": "0.01",
-    }
     one.compact_soon()
-    one.topic(1, **compact, **{"max.compaction.lag.ms": "1000"})
+    one.topic(1, **COMPACT)
     hour = past_hour(1)
     # One by one: a segment ends between two batches, and the newest is never compacted.
     for value in spread(hour, 10, "e", partitions=1):
         one.send([value])
     one.apply()
-    ranges = {0: (0, 10)}
-    deadline = time.monotonic() + 120
-    while read_ranges(one.spark, one.job.environment.kafka, one.name, ranges).count() == 10:
-        assert time.monotonic() < deadline, "expected the log cleaner to compact within 120 s"
-        time.sleep(1)
+    wait_until_compacted(one, 10, 10)
     [result] = [r for r in one.batch() if r.hour == hour]
     left = result.account.good
     assert (result.decision, result.account.gaps) == ("accepted", {"compacted": 10 - left})
@@ -194,22 +197,13 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     assert len(served) == 7
     # The topic is compacted only now: the log cleaner must not take records before the speed layer
     # has read them.
-    compact = {
-        "cleanup.policy": "compact",
-        "segment.ms": "1000",
-        "min.cleanable.dirty.ratio": "0.01",
-    }
-    one.set_topic(**compact, **{"max.compaction.lag.ms": "1000"})
-    ranges = {0: (0, 16)}
+    one.set_topic(**COMPACT)
     # A record stamped later ends the segment of the others: the newest one is never compacted.
     one.send(
         [(0, datetime.now(UTC) + timedelta(minutes=30), event("later", datetime.now(UTC)))],
         key=b"other",
     )
-    deadline = time.monotonic() + 120
-    while read_ranges(one.spark, one.job.environment.kafka, one.name, ranges).count() == 7:
-        assert time.monotonic() < deadline, "expected the log cleaner to compact within 120 s"
-        time.sleep(1)
+    wait_until_compacted(one, 16, 7)
     [result] = one.batch(hour)
     assert (result.decision, result.reason) == ("accepted", None)
     assert one.contents() == served

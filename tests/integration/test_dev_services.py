@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -19,6 +18,7 @@ from demo.story import Story
 from demo.workspace import open_workspace
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
+from waiting import wait_for
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.dev import services
@@ -59,13 +59,6 @@ def _alive(home: Home) -> list[int]:
     return pids
 
 
-def _await(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.1)
-
-
 def _pid(home: Home, service: str) -> int:
     (pid,) = [status.pid for status in services.status(home) if status.service == service]
     assert pid is not None
@@ -92,7 +85,7 @@ def _read_value(running: Services, topic: str) -> bytes:
             )
             return bool(values)
 
-        _await(arrived, f"a record of {topic}")
+        wait_for(arrived, f"a record of {topic}")
         return values[0]
     finally:
         consumer.close()
@@ -151,7 +144,7 @@ def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars:
     # One killed: seen, and it alone is started again, where it was.
     s3_pid = _pid(home, "s3")
     os.kill(_pid(home, "kafka"), signal.SIGKILL)
-    _await(lambda: services.status(home)[0].state == "stopped", "Kafka seen as stopped")
+    wait_for(lambda: services.status(home)[0].state == "stopped", "Kafka seen as stopped")
     repaired = _up(home, jars)
     assert repaired.started == ("kafka",)
     assert repaired.kafka_port == first.kafka_port
@@ -209,7 +202,7 @@ def test_an_interrupted_up_leaves_nothing(home: Home, step: str, sent: signal.Si
         "starting": home.kafka.port_file.exists,
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        _await(lambda: reached[step]() and len(_alive(home)) == 2, f"both at work, Kafka {step}")
+        wait_for(lambda: reached[step]() and len(_alive(home)) == 2, f"both at work, Kafka {step}")
         process.send_signal(sent)
         process.communicate(timeout=300)
     assert process.returncode != 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from waiting import wait_for
 from world import hours_of_now, past_hour
 
 from anabranch.common.logs import LOG, Progress
@@ -35,15 +36,12 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
     worker = threading.Thread(target=work)
     with passes.show_on(progress):
         worker.start()
-        deadline = time.monotonic() + 60
-        while "tasks" not in progress.line() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: "tasks" in progress.line(), "tasks to be counted")
         reported.append(progress.line())
         may_end.touch()
         worker.join(300)
         assert not worker.is_alive()
-        while progress.line().endswith("tasks") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: not progress.line().endswith("tasks"), "the end of the tasks")
         reported.append(progress.line())
     assert reported[0].endswith(f"so far; hour {HOUR}: read and decode, 0 of 5 tasks")
     assert reported[1].endswith("so far")

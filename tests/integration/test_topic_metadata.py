@@ -2,7 +2,6 @@
 is believed."""
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 from kafka import KafkaAdminClient
+from waiting import wait_for
 
 from anabranch import config
 from anabranch.kafka import client
@@ -37,9 +37,7 @@ def asked_meanwhile(question: Callable[[], T]) -> Iterator[list[T]]:
 
 def first_answer(adapter: KafkaAdapter, topic: str, wanted: Callable[[Topic | None], bool]) -> None:
     """Return once a broker has given the answer that must not be believed at once."""
-    deadline = time.monotonic() + 30
-    while not wanted(adapter._describe(topic)):
-        assert time.monotonic() < deadline, "the hazard did not happen"
+    wait_for(lambda: wanted(adapter._describe(topic)), "the hazard to happen", 30, 0)
 
 
 def test_a_topic_unknown_for_a_moment_is_requested_again(kafka: config.Kafka) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from waiting import wait_for
 
 from anabranch.dev.services.processes import free_port
 from anabranch.spark.java import spark_home
@@ -54,12 +54,7 @@ class SparkCluster:
             str(self.folder / host),
         )  # fmt: skip
         self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
-        deadline = time.monotonic() + 90
-        while host not in self.alive():
-            assert time.monotonic() < deadline, (
-                f"expected worker {host} within 90 s, see {self.folder}"
-            )
-            time.sleep(0.2)
+        wait_for(lambda: host in self.alive(), f"worker {host} (see {self.folder})")
 
     def view(self) -> dict[str, Any]:
         """Return the master's JSON view of workers and applications; an empty one if it does not
@@ -115,12 +110,9 @@ class SparkCluster:
         """Decommission a worker, as a spot instance does before its end: executors migrate their
         blocks and exit."""
         os.kill(self.processes[host].pid, signal.SIGPWR)
-        deadline = time.monotonic() + 90
-        while host in self.alive():
-            assert time.monotonic() < deadline, (
-                f"expected worker {host} to be given up within 90 s, see {self.folder}"
-            )
-            time.sleep(0.1)
+        wait_for(
+            lambda: host not in self.alive(), f"worker {host} to be given up (see {self.folder})"
+        )
 
     def stop(self) -> None:
         for process in self.processes.values():

@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from waiting import wait_for
 
 from batch_layer.stream_run import OFFSETS_OF_A_PLACE, StreamTurns, Turns, places
 
@@ -19,13 +20,6 @@ LARGE = 100 * OFFSETS_OF_A_PLACE
 
 def turns(at_once: int) -> Turns:
     return Turns(at_once, lambda: cast("LazySpark", object()))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within 10 s"
-        time.sleep(0.001)
 
 
 class Streams:
@@ -50,7 +44,7 @@ class Streams:
         thread = threading.Thread(target=self._work, args=(own, name, hours), daemon=True)
         self.threads.append(thread)
         thread.start()
-        until(lambda: len(self._of._waiting) + len(self.began) > before, f"{name} to wait")
+        wait_for(lambda: len(self._of._waiting) + len(self.began) > before, f"{name} to wait")
 
     def _work(self, own: StreamTurns, name: str, hours: list[tuple[str, int | None]]) -> None:
         for hour, offsets in hours:
@@ -63,7 +57,7 @@ class Streams:
 
     def end(self, turn: str) -> None:
         """End a turn that began; what waits begins."""
-        until(lambda: turn in self.began, f"{turn} to begin")
+        wait_for(lambda: turn in self.began, f"{turn} to begin")
         self._ends[turn].set()
 
     def end_all(self) -> list[str]:
@@ -126,7 +120,7 @@ def test_small_hours_go_side_by_side_and_a_large_one_alone() -> None:
     streams.end(f"a {H[5]}")
     assert streams.working <= {"a", "b"}
     streams.end(f"b {H[5]}")
-    until(lambda: streams.working == {"large"}, "the large hour alone")
+    wait_for(lambda: streams.working == {"large"}, "the large hour alone")
     assert "c" not in streams.working
     assert streams.end_all() == [f"a {H[5]}", f"b {H[5]}", f"large {H[1]}", f"c {H[6]}"]
 
@@ -154,7 +148,7 @@ def test_a_stream_that_pauses_frees_its_slot_and_continues_in_its_turn() -> None
 
     thread = threading.Thread(target=paused, daemon=True)
     thread.start()
-    until(lambda: order == ["first try"], "a try")
+    wait_for(lambda: order == ["first try"], "a try")
     with StreamTurns(of, lambda session: None).take(H[5], 1):
         order.append("another")
         stop.set()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from lakes import StreamLake
 from pyiceberg.exceptions import CommitFailedException
+from waiting import wait_for
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Commit
@@ -59,15 +60,6 @@ def new_turn(lake: StreamLake, what: str = "test") -> str:
     turn = join_queue(lake.again(), lake.name, what)
     assert turn is not None
     return turn.id
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    patience = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        patience.wait(0.05)
-    raise AssertionError(f"expected {what} within {seconds} s")
 
 
 def move(lake: StreamLake, by: str, own: Lake | None = None) -> Decision[None]:
@@ -124,7 +116,7 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(speed.go)
         try:
-            until(lambda: speed.published > 0 or going.done(), "the speed layer to publish")
+            wait_for(lambda: speed.published > 0 or going.done(), "the speed layer to publish")
             yield speed
         finally:
             speed.stop.set()
@@ -500,7 +492,9 @@ def test_a_slow_publisher_joins_again(lake: StreamLake, monkeypatch: pytest.Monk
     with ThreadPoolExecutor(1) as pool:
         landing = pool.submit(run, own, lake.name, slow, "slow", True)
         try:
-            until(lambda: len(seen["slow"]) == 2 or landing.done(), "the slow one to have its turn")
+            wait_for(
+                lambda: len(seen["slow"]) == 2 or landing.done(), "the slow one to have its turn"
+            )
             assert run(lake.lake, lake.name, quick, "quick", take_turns=True).landed is not None
         finally:
             out.set()
@@ -528,7 +522,7 @@ def test_a_publish_of_seconds_lands_against_a_busy_speed_layer(lake: StreamLake)
             is not None
         )
         before = speed.published
-        until(lambda: speed.published > before, "the speed layer to go on")
+        wait_for(lambda: speed.published > before, "the speed layer to go on")
     # The hazard: without a turn it is refused.
     assert tries[0] == []
     assert 2 <= len(tries) <= 4
@@ -558,7 +552,7 @@ def test_two_batch_publishes_and_a_maintenance_land_in_order(lake: StreamLake) -
         landing = []
         for number, name in enumerate(names, 1):
             landing.append(pool.submit(publish, name))
-            until(
+            wait_for(
                 lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line"
             )  # type: ignore[misc]
             assert not landing[-1].done(), landing[-1].result()
@@ -566,6 +560,6 @@ def test_two_batch_publishes_and_a_maintenance_land_in_order(lake: StreamLake) -
         all_asked.set()
         assert all(one.result(100) is not None for one in landing)
         before = speed.published
-        until(lambda: speed.published > before, "the speed layer to go on")
+        wait_for(lambda: speed.published > before, "the speed layer to go on")
     assert [by for by in published(lake) if by != "speed"] == list(names)
     assert line(lake) == []
