@@ -207,8 +207,7 @@ def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
     """Return the contents of the tables without the values that differ by stream: ids, times,
     names."""
-    state, topic = one.state, one.kafka.describe(one.name)
-    assert topic is not None
+    state, topic = one.state, one.described
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
     decisions = one.job.ledger.history()
     unlike = ("decision_id", "recorded_at", "began", "at", "bytes", "snapshot_id", "sequence")

@@ -381,8 +381,7 @@ def test_archiving(stream: World, case: Case) -> None:
 
 
 def archived(one: World) -> list[tuple[int, int]]:
-    table = one.lake.load(one.job.stream.archive_table)
-    rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+    rows = one.rows("main", one.job.stream.archive_table)
     return [(r["kafka_partition"], r["kafka_offset"]) for r in rows]
 
 

@@ -68,9 +68,7 @@ def test_rows_outlive_their_records(on_cluster: Make, cluster: KafkaCluster, pol
 
 
 def starts(one: World) -> dict[int, int]:
-    topic = one.kafka.describe(one.name)
-    assert topic is not None
-    return one.kafka.log_starts(topic)
+    return one.kafka.log_starts(one.described)
 
 
 def ranges_left(one: World, ends: dict[int, int]) -> Ranges:

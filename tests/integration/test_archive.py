@@ -28,8 +28,7 @@ BRANCHES = ("speed", "batch", "main")
 
 def archived(one: World) -> list[tuple[int, int, bytes | None, bytes | None]]:
     """The content of the archive."""
-    table = one.lake.load(one.job.stream.archive_table)
-    rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+    rows = one.rows("main", one.job.stream.archive_table)
     return sorted(
         ((r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows),
         key=lambda at: at[:2],
@@ -56,12 +55,6 @@ def send_hour(one: World, hour: str) -> None:
     ]
     broken = b'{"event_id": "' + hour.encode() + b'-broken", "player": "p1", '
     one.send([*good, good[0], (1, at + timedelta(minutes=20), broken)])
-
-
-def gone_from_kafka(one: World) -> None:
-    topic = one.kafka.describe(one.name)
-    assert topic is not None
-    one.delete_records(one.kafka.stable_ends(topic))
 
 
 def newest(one: World, hour: str) -> LedgerRow:
@@ -99,7 +92,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
     assert archived(one) == sent(one, first, second)
 
     one.evolve(schema=f"{SCHEMA}, score INT")
-    gone_from_kafka(one)
+    one.delete_records(one.ends)
     # The hazard: rows lack the field, and Kafka has no record of either hour.
     assert {r.get("score") for r in one.rows()} == {None}
     assert [r.decision for r in one.batch(first, restate=True)] == ["accepted"]
@@ -172,7 +165,7 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
         # A duplicate of an erased record is counted as erased.
         assert (row.good, row.dead, row.gap, (row.duplicate or 0) + (row.erased or 0)) == rebuilt
         if source == "kafka":
-            gone_from_kafka(one)
+            one.delete_records(one.ends)
     # The files that had them are named until storage has none of them.
     table = one.lake.load(one.job.stream.archive_table)
     now_there = {path for of in files_by_hour(table, "main").values() for path in of}

@@ -93,13 +93,8 @@ def newest_values(one: World, topic: str) -> dict[bytes, dict[str, Any]]:
 
 def expected_values(one: World, *hours: str) -> dict[bytes, dict[str, Any]]:
     """The same of what `main` serves of the hours."""
-    described = one.kafka.describe(one.name)
-    assert described is not None
-    rows = [r for r in one.rows() if r["ingest_hour"] in hours]
-    return {
-        f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode(): plain(r)
-        for r in rows
-    }
+    rows, id = [r for r in one.rows() if r["ingest_hour"] in hours], one.described.id
+    return {f"{id}:{r['kafka_partition']}:{r['kafka_offset']}".encode(): plain(r) for r in rows}
 
 
 def recorded(one: World, target: str) -> list[str]:
@@ -294,8 +289,7 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     hour = past_hour(1)
     one.begin(spread(hour, 20, "e"))
     one.batch(hour)
-    described = one.kafka.describe(one.name)
-    assert described is not None
+    described = one.described
 
     def erase_player(name: str) -> set[bytes]:
         """Erase a player's records; returns the keys of those."""

@@ -49,9 +49,7 @@ class Stream:
         self.one.send([(0, datetime.now(UTC), wired(schema_id, encode(by, value)))])
 
     def publish(self) -> None:
-        topic = self.one.job.kafka.describe(self.one.name)
-        assert topic is not None
-        ranges = {0: (self._next, self.one.job.kafka.stable_ends(topic)[0])}
+        ranges = {0: (self._next, self.one.ends[0])}
         self._next = ranges[0][1]
         kafka = self.one.job.environment.kafka
         self.arm.submit(lambda: read_ranges(self.one.spark, kafka, self.one.name, ranges), ranges)

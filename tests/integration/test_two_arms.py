@@ -20,7 +20,7 @@ from world import World, event, past_hour, spread
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.output import plain
 from anabranch.kafka.source import read_ranges
-from anabranch.offsets.position import Offsets, RangeRelation, Ranges, classify, size
+from anabranch.offsets.position import RangeRelation, Ranges, classify, size
 from anabranch.operations.reports import status as views
 from anabranch.protocol import publish_queue, sealing
 from anabranch.protocol.publisher import Publisher
@@ -110,8 +110,8 @@ def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> N
 
 def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     one = three_hours
-    arms = [_arm(one) for _ in range(2)]
-    ends = _ends(one)
+    arms = [MicroBatches(one.job) for _ in range(2)]
+    ends = one.ends
     read = {p: (0, e) for p, e in ends.items()}
     half = {p: (0, e // 2) for p, e in ends.items()}
 
@@ -154,7 +154,7 @@ def test_no_checkpoint_is_needed_between_two_runs(
 def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -> None:
     one = three_hours
     job = one.job
-    arm, ends = _arm(one), _ends(one)
+    arm, ends = MicroBatches(one.job), one.ends
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile() -> DataFrame:
@@ -177,7 +177,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
 def test_a_micro_batch_is_staged_while_another_is_published(three_hours: World) -> None:
     one = three_hours
     job, table = one.job, one.job.stream.table
-    arm, ends = _arm(one), _ends(one)
+    arm, ends = MicroBatches(one.job), one.ends
     pieces = [{p: (e * i // 3, e * (i + 1) // 3) for p, e in ends.items()} for i in range(3)]
     sizes = [size(piece) for piece in pieces]
     read = _reader(one)
@@ -207,7 +207,7 @@ def test_a_micro_batch_is_staged_while_another_is_published(three_hours: World) 
 
 def test_early_rows_are_staged_again_behind_another_publisher(three_hours: World) -> None:
     one = three_hours
-    arm, rival, ends = _arm(one), _arm(one), _ends(one)
+    arm, rival, ends = MicroBatches(one.job), MicroBatches(one.job), one.ends
     first, rest = (
         {p: (0, e // 3) for p, e in ends.items()},
         {p: (e // 3, e) for p, e in ends.items()},
@@ -233,7 +233,7 @@ def test_early_rows_are_staged_again_behind_another_publisher(three_hours: World
 
 def test_the_error_of_a_publish_is_raised_by_the_next_call(three_hours: World) -> None:
     one = three_hours
-    arm, ends = _arm(one), _ends(one)
+    arm, ends = MicroBatches(one.job), one.ends
     first, gap, rest = (
         {p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3)
     )
@@ -246,17 +246,6 @@ def test_the_error_of_a_publish_is_raised_by_the_next_call(three_hours: World) -
         arm.submit(read(rest), rest)
     assert (arm.wait(), arm.has_failed, one.state.position) == (0, False, before)
     arm.close()
-
-
-def _arm(one: World) -> MicroBatches:
-    job = one.job
-    return MicroBatches(job)
-
-
-def _ends(one: World) -> Offsets:
-    topic = one.job.kafka.describe(one.name)
-    assert topic is not None
-    return one.job.kafka.stable_ends(topic)
 
 
 def _reader(one: World) -> Callable[[Ranges], Callable[[], DataFrame]]:

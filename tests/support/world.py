@@ -23,6 +23,7 @@ from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import start_of
+from anabranch.offsets.position import Topic
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import State, load_state
@@ -128,6 +129,17 @@ class World:
     def state(self) -> State:
         return load_state(self.lake, self.job.stream.table)
 
+    @property
+    def described(self) -> Topic:
+        """The topic as brokers describe it now."""
+        topic = self.kafka.describe(self.name)
+        assert topic is not None
+        return topic
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return self.kafka.stable_ends(self.described)
+
     def topic(self, partitions: int = 2, **configs: str) -> None:
         create_topic(self.job.environment.kafka, self.name, partitions, configs)
 
@@ -213,9 +225,7 @@ class World:
         """Let the whole log be this hour, after earlier ones by their ends, as it is when the
         records are as old as their control records: these are stamped when they are written, so by
         timestamps alone a past hour would end before them."""
-        state, topic = self.state, self.kafka.describe(self.name)
-        assert topic is not None
-        ends = self.kafka.stable_ends(topic)
+        state, ends = self.state, self.ends
         boundaries = {**earlier, hour: ends}
         first = min(boundaries)
         timeline = replace(state.timeline, first=first, open=first, boundaries=boundaries)
@@ -284,17 +294,14 @@ class World:
             hours or None
         )
 
-    def rows(self, branch: str = "main") -> list[dict[str, Any]]:
-        table = self.lake.load(self.job.stream.table)
-        return (
-            table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
-        )
+    def rows(self, branch: str = "main", name: str = "") -> list[dict[str, Any]]:
+        """Every row of a branch of the stream's table, or of another one."""
+        table = self.lake.load(name or self.job.stream.table)
+        head = table.metadata.refs[branch].snapshot_id
+        return table.scan(snapshot_id=head).to_arrow().to_pylist()
 
     def dead(self, branch: str = "main") -> list[dict[str, Any]]:
-        table = self.lake.load(self.job.stream.dead_letters_table)
-        return (
-            table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
-        )
+        return self.rows(branch, self.job.stream.dead_letters_table)
 
     def offsets(self, branch: str = "main") -> list[tuple[int, int]]:
         return sorted((r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch))
@@ -335,9 +342,8 @@ class World:
             admin.delete_records({TopicPartition(self.name, p): o for p, o in before.items()})
         finally:
             admin.close()
-        topic = self.kafka.describe(self.name)
-        assert topic is not None
-        assert {p: o for p, o in self.kafka.log_starts(topic).items() if p in before} == before
+        starts = self.kafka.log_starts(self.described)
+        assert {p: o for p, o in starts.items() if p in before} == before
 
     def acknowledged(self) -> list[tuple[int, int, str]]:
         """Return the exact multiset of good records that Kafka acknowledged."""
