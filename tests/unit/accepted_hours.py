@@ -13,7 +13,7 @@ from anabranch.iceberg.expiry import plan_expiry
 from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, Confirmed, accepted_properties
 
 HOURS = [shift(FIRST, n) for n in range(4)]
@@ -30,7 +30,7 @@ def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
     one = new_lake(folder, timeline=timeline, s3=s3)
     rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
-    one.land(one.speed(one.stage(rows), {0: 40}))
+    one.serve(rows, {0: 40})
     return one
 
 
@@ -79,7 +79,7 @@ def confirm(lake: StreamLake) -> None:
     state = lake.state()
     known = lake.ledger.record_waiting(state)
     changes = tuple(Change(b) for b in ("speed", "batch", "main"))
-    lake.land(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state)
+    lake.change(*changes, confirmed=Confirmed(known), state=state)
 
 
 def expire(lake: StreamLake) -> None:

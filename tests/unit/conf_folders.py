@@ -1,8 +1,19 @@
-"""Configuration folders of tests."""
+"""Configuration folders of tests, and the commands that read them."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
+from click.testing import CliRunner
+
+from anabranch.cli import main
+
+
+def said(*arguments: str, expect: int = 0, **how: Any) -> str:
+    """Run a command to this exit code, and return what it prints."""
+    done = CliRunner().invoke(main, arguments, **how)
+    assert done.exit_code == expect, f"{arguments}: {done.output}\n{done.exception!r}"
+    return str(done.output if expect else done.stdout)
 
 
 def write_environment(conf: Path, lake: Path | None = None, **sections: object) -> None:

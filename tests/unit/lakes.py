@@ -191,6 +191,16 @@ class StreamLake:
         """Publish; fails if another publish was first, or if it was refused."""
         assert self.publish(publish, state) is Outcome.LANDED
 
+    def change(self, *changes: Change, state: State | None = None, **values: Any) -> None:
+        """Land a publish of these changes, decided over `state` or the table as it is."""
+        state = state or self.state()
+        values = {"timeline": state.timeline} | values
+        self.land(Publish(new_id(), changes, **values), state)
+
+    def serve(self, rows: Iterable[Row], offsets: dict[int, int], **values: Any) -> None:
+        """Stage rows, and publish them as the speed layer."""
+        self.land(self.speed(self.stage(rows), offsets, **values))
+
     def roll(self) -> frozenset[str]:
         """Publish the dead letters that wait."""
         return roll_forward(self.lake, self.stream.dead_letters_table, self.state())

@@ -16,7 +16,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted
 from batch_layer.plan import Rebuilt, plan_publish
 
@@ -120,9 +120,7 @@ def spoil(
     added = stage_rows(one, rows).files if rows else ()
     state = one.state()
     removed = files_of(state.table, branch, remove_hour) if remove_hour else ()
-    one.land(
-        Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline), state
-    )
+    one.change(Change(branch, added, removed), *_main(branch), state=state)
 
 
 def _main(branch: str) -> tuple[Change, ...]:

@@ -12,7 +12,6 @@ from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.position import Topic
 from anabranch.protocol import acts
 from anabranch.protocol.acts import hold
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
 
@@ -120,8 +119,7 @@ def a_full_hour(one: StreamLake) -> None:
     )
     acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
-    state = one.state()
-    one.land(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)
+    one.change(Change("main"), decisions=(waits,))
 
 
 def an_old_hour(one: StreamLake) -> None:

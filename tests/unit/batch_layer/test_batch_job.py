@@ -18,7 +18,6 @@ from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import SETTLED, Accepted
 from anabranch.spark import session
 from anabranch.spark.java import FIRST_COMPILER
@@ -68,7 +67,7 @@ def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
 def test_a_forgotten_hour_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 7}))
     settled = Change("batch", properties={SETTLED: SECOND})
-    lake.land(Publish(new_id(), (settled,), lake.state().timeline))
+    lake.change(settled)
     with pytest.raises(Refused, match=f"hour {FIRST}: expected its cut in the ledger"):
         share(lake, (FIRST, FIRST))
     lake.ledger.record([decide(FIRST, "accepted", 1, Cut("t", {0: (0, 7)}), datetime.now(UTC))])

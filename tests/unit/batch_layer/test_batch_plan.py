@@ -61,7 +61,7 @@ def lake(tmp_path: Path) -> StreamLake:
     made = new_lake(
         tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY})
     )
-    made.land(made.speed(made.stage(ROWS), {0: 3}))
+    made.serve(ROWS, {0: 3})
     return made
 
 
@@ -223,7 +223,7 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
             lake.state(), {H0: (CUT, gaps)}
         )
 
-    lake.land(lake.speed(lake.stage(ROWS[:2]), {0: 2}))
+    lake.serve(ROWS[:2], {0: 2})
     assert ties({"compacted": 1})
     assert ties({"control": 5, "retention": 1})
     # No micro-batch can read offsets that the log shows to be no records, or that were not missing.

@@ -112,7 +112,7 @@ CUTS = {H0: Cut("t", {0: (0, 10)}), H1: Cut("t", {0: (10, 10)}), H2: Cut("t", {0
 
 def test_an_hour_accepted_meanwhile_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=dict(CUTS)))
-    lake.land(lake.speed(lake.stage([]), {0: 20}))
+    lake.serve([], {0: 20})
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
     made = Rebuilder(job, NO_SPARK)
     accept_empty, rebuilt = made.accept_empty, list[str]()
@@ -148,7 +148,7 @@ def test_a_named_hour_is_rebuilt_after_the_earlier_ones_that_wait_oldest_first(
     """Hours that a paused scheduler left behind; one that fails does not delay the named hour."""
     cuts = CUTS | {H1: Cut("t", {0: (10, 15)}), H2: Cut("t", {0: (15, 20)})}
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(H2, 1), {0: 20}, sealed=cuts))
-    lake.land(lake.speed(lake.stage([]), {0: 20}))
+    lake.serve([], {0: 20})
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * 20}).adapter)
     made, done = Rebuilder(job, NO_SPARK), list[str]()
 

@@ -69,7 +69,7 @@ def read(lake: StreamLake, upto: int) -> None:
     under its hour."""
     start = lake.state().position.offsets[0]
     rows = [(h, 0, o) for h, c in CUTS.items() for o in range(*c.ranges[0]) if start <= o < upto]
-    lake.land(lake.speed(lake.stage(rows), {0: upto}))
+    lake.serve(rows, {0: upto})
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:
     def meanwhile() -> None:
         if not came:
             came.append(True)
-            lake.land(lake.speed(lake.stage([(H0, 0, 99)]), {0: 10}))
+            lake.serve([(H0, 0, 99)], {0: 10})
 
     made, hours = rebuilder(lake, meanwhile)
     assert made.rebuild(H1).decision == "accepted"

@@ -38,7 +38,7 @@ def lake(tmp_path: Path) -> StreamLake:
     an operator."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 0}))
     for i, row in enumerate(ROWS):
-        lake.land(lake.speed(lake.stage([row]), {0: i + 1}))
+        lake.serve([row], {0: i + 1})
     sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
     accept = lake.accept(
         lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed
@@ -53,7 +53,7 @@ def goes_on(lake: StreamLake) -> None:
     """Both layers and the operator go on, and `main` is exact."""
     state = lake.state()
     assert (state.overrides, state.position.offsets) == ({FIRST: "speed"}, {0: 3})
-    lake.land(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4}))
+    lake.serve([(NEXT, 0, 3)], {0: 4})
     rows = [*ROWS, (NEXT, 0, 3)]
     assert lake.rows("main") == lake.rows("speed") == rows
     serve_hour(lake.publisher, FIRST, "auto", "a test")
@@ -303,7 +303,7 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
         dice.choice(operations)()
         if moves and dice.random() < 0.5:
             rows.append((NEXT, 0, len(rows)))
-            lake.land(lake.speed(lake.stage(rows[-1:]), {0: len(rows)}))
+            lake.serve(rows[-1:], {0: len(rows)})
         assert lake.rows("main") == lake.rows("speed") == rows
         assert lake.rows("batch") == ROWS[:2]
         assert lake.state().overrides == {FIRST: "speed"}

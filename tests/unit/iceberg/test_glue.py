@@ -17,7 +17,6 @@ from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.register import register
 from anabranch.iceberg.state_properties import STATE
 from anabranch.offsets.hours import shift
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publish_queue import Turn
 
 
@@ -99,7 +98,7 @@ def test_properties_of_the_metadata_alone_stay_out_of_glue(lake: StreamLake, glu
     timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))
     turn = Turn("1", 1, 10.0)
     lake.table().transaction().set_properties(turn.to_properties()).commit_transaction()
-    lake.land(Publish(new_id(), (Change("speed"), Change("main")), timeline), state)
+    lake.change(Change("speed"), Change("main"), timeline=timeline, state=state)
     held = lake.table().properties
     assert any(k.startswith(STATE) for k in held)
     assert any(k.startswith("anabranch.turn") for k in held)

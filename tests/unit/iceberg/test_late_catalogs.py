@@ -128,7 +128,7 @@ def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: St
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
     assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
     assert (lake.rows("main"), lake.state().position.offsets) == ([], {0: 0})
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     delete_quietly(lake.table(), deletes)
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert not [name for name in lake.table().metadata.refs if name.startswith(snapshots.STAGED)]

@@ -36,7 +36,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publish import new_id, to_commit
 from anabranch.protocol.state import read_state
 from batch_layer.build import Built
 from batch_layer.rebuild import Rebuilder
@@ -153,7 +153,7 @@ def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> No
     for branch in (*(b for b in BRANCHES if b != newest), newest):
         state = lake.state()
         later = Timeline(state.timeline.first, shift(state.timeline.open, 1), {0: 0})
-        lake.land(Publish(new_id(), (Change(branch),), later), state)
+        lake.change(Change(branch), timeline=later, state=state)
     before, staged = lake.state(), lake.stage(ROWS)
     with cut_off(lake, looks=None):
         assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.REFUSED
@@ -373,10 +373,7 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
 def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int | None) -> None:
     staged = lake.stage_dead([(FIRST, 0, 7)], "speed")
     letters = waiting_speed(staged, NOW)
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(letters,)
-    )
-    lake.land(publish)
+    lake.change(Change("speed"), Change("main"), dead_letters=(letters,))
     name = lake.stream.dead_letters_table
     with cut_off(lake, name, looks) as late:
         assert roll_forward(lake.lake, name, lake.state()) == {staged.wap_id}

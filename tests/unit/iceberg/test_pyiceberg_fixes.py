@@ -52,7 +52,7 @@ def test_the_shared_parts_of_metadata_are_frozen() -> None:
 
 def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
-    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
+    one.serve([(FIRST, 0, 0)], {0: 1})
     before = one.table().metadata
     written = before.model_dump_json()
     after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
@@ -92,7 +92,7 @@ def _is_of_parts(kind: Any) -> bool:
 
 def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
-    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
+    one.serve([(FIRST, 0, 0)], {0: 1})
     [snapshot, *_] = one.table().snapshots()
     statistics: dict[str, Any] = {
         "snapshot-id": snapshot.snapshot_id, "statistics-path": "a", "file-size-in-bytes": 1,
@@ -123,7 +123,7 @@ def test_metadata_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(parsed) == 1
     said = first.metadata.model_dump_json()
     # What this process wrote is not parsed.
-    one.land(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1}))
+    one.serve([(FIRST, 0, 0)], {0: 1})
     table = one.table()
     assert table.metadata is not first.metadata
     assert first.metadata.model_dump_json() == said
@@ -243,7 +243,7 @@ def test_a_schemas_reader_is_made_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_manifests_are_as_if_unshared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = new_lake(tmp_path)
-    one.land(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2}))
+    one.serve([(FIRST, 0, 0), (FIRST, 0, 1)], {0: 2})
     one.ledger.record([decide(FIRST, "sealed", 0, None, datetime.now(UTC))])
     # One with partitions and one without.
     tables = [one.table(), one.lake.load(one.stream.hours_table)]

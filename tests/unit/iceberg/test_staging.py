@@ -83,7 +83,7 @@ HOUR = "2026-11-21T00"
 def publish_and_expire(one: StreamLake, offset: int) -> None:
     """Publish and expire as the speed layer does beside a rebuild: from its own catalog, but
     keeping two snapshots instead of a hundred."""
-    one.land(one.speed(one.stage([(HOUR, 0, offset)]), {0: offset + 1}))
+    one.serve([(HOUR, 0, offset)], {0: offset + 1})
     other = one.again()
     table = other.load(one.name)
     expire = plan_expiry(table, None, datetime.now(UTC), keep=2)

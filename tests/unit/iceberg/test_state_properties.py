@@ -86,10 +86,8 @@ def said_bytes(table: Table, branch: str) -> int:
 
 def publish(lake: StreamLake, position: Position | None = None, **values: Any) -> Table:
     """A publish of the speed layer that changes nothing but what is given."""
-    state = lake.state()
     changes = values.pop("changes", (Change("speed"), Change("main")))
-    made = Publish(new_id(), changes, values.pop("timeline", state.timeline), position, **values)
-    lake.land(made, state)
+    lake.change(*changes, position=position, **values)
     return lake.table()
 
 

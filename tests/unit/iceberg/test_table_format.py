@@ -26,8 +26,7 @@ from anabranch.protocol.publish import Publish, new_id
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path)
-    staged = made.stage([(FIRST, 0, 1)])
-    made.land(made.speed(staged, {0: 2}))
+    made.serve([(FIRST, 0, 1)], {0: 2})
     return made
 
 
@@ -73,7 +72,7 @@ def test_a_table_of_version_3_is_refused_and_comes_back_by_its_last_file(one: St
     admin.register(one.lake, one.name, file)
     require_columns(one.table(), one.stream)
     assert one.rows("main") == [(FIRST, 0, 1)]
-    one.land(one.speed(one.stage([(FIRST, 0, 3)]), {0: 4}))
+    one.serve([(FIRST, 0, 3)], {0: 4})
 
 
 def test_rows_that_were_written_since_need_a_restore(one: StreamLake) -> None:

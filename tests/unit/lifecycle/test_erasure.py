@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from erasure_scan import scan
 from killed import kill_at
 from lakes import DDL, FIRST, new_environment, new_lake, new_state, record, stage
@@ -20,7 +20,6 @@ from pydantic import SecretStr
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
@@ -548,20 +547,15 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     # An editor on Windows writes this.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
-    call = CliRunner().invoke
-    assert (
-        "would erase 4 rows and 2 dead letters of 2 hours"
-        in call(main, [*given, "--dry-run"]).output
-    )
-    assert "removed 4 rows and 2 dead letters" in call(main, given, catch_exceptions=False).output
-    status = call(main, ["erasures", "events", "--verify"], catch_exceptions=False)
-    assert (status.exit_code, "a scan of every branch found 0 rows" in status.output) == (1, True)
-    assert call(main, ["erase", "events"]).exit_code == 2
+    assert "would erase 4 rows and 2 dead letters of 2 hours" in said(*given, "--dry-run")
+    assert "removed 4 rows and 2 dead letters" in said(*given)
+    found = said("erasures", "events", "--verify", expect=1)
+    assert "a scan of every branch found 0 rows" in found
+    said("erase", "events", expect=2)
     values.write_text("anna\n", encoding="utf-16")
-    refused = call(main, given)
-    assert (refused.exit_code, "expected a file in UTF-8" in refused.output) == (2, True)
-    said = call(main, [*given[:5], "-", *given[6:]], input=b"\xef\xbb\xbfanna\n").output
-    assert "removed 0 rows" in said and "--again erases those since" in said
+    assert "expected a file in UTF-8" in said(*given, expect=2)
+    again = said(*given[:5], "-", *given[6:], input=b"\xef\xbb\xbfanna\n")
+    assert "removed 0 rows" in again and "--again erases those since" in again
 
 
 def test_a_layer_leaves_out_values_and_places(people: People) -> None:

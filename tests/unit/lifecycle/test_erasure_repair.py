@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from accepted_hours import confirm
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from lakes import FIRST
 from people import LETTERS, NEXT, ORDER, People, job_of
 from run_books import printed
 
-from anabranch.cli import main
 from anabranch.common.errors import Terminal
 from anabranch.lifecycle.erasure import run
 from anabranch.lifecycle.erasure.status import read_statuses
@@ -107,8 +106,7 @@ def test_the_command_of_the_run_book_repairs_it(
     values.write_text("anna\n")
     given = {"STREAM": "events", "COLUMN": "id", "FILE": str(values), "TEXT": "again"}
     command = printed("anabranch erase STREAM --by COLUMN --values FILE --why TEXT", **given)
-    done = CliRunner().invoke(main, command.split()[1:])
-    assert done.exit_code == 0, done.output
+    said(*command.split()[1:])
     assert filter_of(people) is not None
 
 

@@ -20,13 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from killed import kill_at
 from lakes import DDL, FIRST, StreamLake, content, new_environment, new_lake, new_stream
 from pydantic import SecretStr
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from anabranch.cli import main
 from anabranch.common.errors import Refused, Terminal, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.environment import ErasureKeys
@@ -103,8 +102,7 @@ def to_json_lines(path: Path) -> None:
 def stream_that_reads(folder: Path) -> StreamLake:
     """A stream whose first hour is FIRST, of which it has read two records."""
     lake = new_lake(folder)
-    staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
-    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0), (FIRST, 0, 1)], {0: 2}, read_until=NOW)
     return lake
 
 
@@ -324,8 +322,7 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
     """The hazard: Kafka received a row hours after its own time, and has it in that hour."""
     ddl = f"{DDL}, own TIMESTAMP"
     lake = new_lake(tmp_path, ddl=ddl)
-    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 9)])
-    lake.land(lake.speed(staged, {0: 10}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0), (shift(FIRST, 6), 0, 9)], {0: 10}, read_until=NOW)
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
     path = tmp_path / "source/b.parquet"
     write(path, [("0-9", 9, FIRST, 1), ("b", 2, OLDEST, 6)])
@@ -348,9 +345,8 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
 @pytest.mark.parametrize("form", ["parquet", "json"])
 def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, form: str) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
-    staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
     # Nothing has to be fresh: offsets decide.
-    lake.land(lake.speed(staged, {0: 7}))
+    lake.serve([(FIRST, 0, 5), (FIRST, 0, 6)], {0: 7})
     # Of the hour in which the stream begins two records were gone; a micro-batch was written twice;
     # a key is null.
     places = [
@@ -377,7 +373,7 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
 
 def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}), ddl="id STRING, n INT")
-    lake.land(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW))
+    lake.serve([(FIRST, 0, 5)], {0: 6}, read_until=NOW)
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
     job = replace(job_of(tmp_path), stream=lake.stream)
@@ -388,8 +384,7 @@ def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path)
 def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path) -> None:
     adopted = Adoption(LAST, "another", {0: 5})
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}, adoptions=(adopted,)))
-    staged = lake.stage([(FIRST, 0, 5)])
-    lake.land(lake.speed(staged, {0: 6}, read_until=NOW))
+    lake.serve([(FIRST, 0, 5)], {0: 6}, read_until=NOW)
     with_places(tmp_path / "source/a.parquet", [("a", OLDEST, 0, 99)])
     assert "by id in 1 files" in import_in(tmp_path).plan.notes[-1]
     assert [a.topic_id for a in lake.state().timeline.adoptions] == ["import", "another"]
@@ -423,8 +418,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path) -> None:
     """Even if it has the name of Kafka's."""
     ddl = f"{DDL}, timestamp TIMESTAMP"
     lake = new_lake(tmp_path, ddl=ddl)
-    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 1)])
-    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0), (shift(FIRST, 6), 0, 1)], {0: 2}, read_until=NOW)
     path = tmp_path / "source/a.parquet"
     write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     stream = new_stream(schema=ddl, event_time={"column": "timestamp"})
@@ -436,8 +430,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path) -> None:
 
 def test_rows_without_a_key_in_hours_of_kafka_are_refused(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, ddl="id STRING, n INT")
-    staged = lake.stage([(FIRST, 0, 0)])
-    lake.land(lake.speed(staged, {0: 1}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0)], {0: 1}, read_until=NOW)
     write(
         tmp_path / "source/a.parquet", [(None, 1, FIRST, 1), ("", 1, FIRST, 1), ("a", 1, FIRST, 2)]
     )
@@ -463,7 +456,7 @@ def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> N
 
 def test_rows_are_not_judged_by_the_key_before_the_table_has_them(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}))
+    lake.serve([(FIRST, 0, 0)], {0: 1})
     write(tmp_path / "source/c.parquet", [("late", 9, FIRST, 1)])
     with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
         import_in(tmp_path)
@@ -673,7 +666,7 @@ def test_a_column_that_a_file_has_twice_is_refused(tmp_path: Path, names: tuple[
 def test_files_of_undecoded_records_are_refused(tmp_path: Path) -> None:
     ddl = "id STRING, n INT"
     lake = new_lake(tmp_path, ddl=ddl)
-    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0)], {0: 1}, read_until=NOW)
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
     renamed(tmp_path / "source/a.parquet", ["key", "value", "timestamp"])
     stream = new_stream(schema=ddl)
@@ -1029,19 +1022,15 @@ def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.spark.session.session_here", no_session)
     monkeypatch.setattr("anabranch.lifecycle.importing.tasks.on_spark", lambda _: HERE)
     given = ["import", "events", "--from", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
-    said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
-    assert "would import 4 rows of 2 files into 3 hours" in said
-    assert f"hours {OLDEST} to {LAST} would be final, 1 of them without rows" in said
-    assert "1 rows are of hours that have Kafka's records, and are not imported" in said
-    said = CliRunner().invoke(main, [*given, "--why", "history"], catch_exceptions=False).output
+    planned = said(*given, "--dry-run")
+    assert "would import 4 rows of 2 files into 3 hours" in planned
+    assert f"hours {OLDEST} to {LAST} would be final, 1 of them without rows" in planned
+    assert "1 rows are of hours that have Kafka's records, and are not imported" in planned
     assert (
         "imported 3 of 4 rows into 3 hours; left out 1 that repeat another by id, and 0 that were "
-        "erased" in said
+        "erased" in said(*given, "--why", "history")
     )
-    again = CliRunner().invoke(main, [*given, "--output", "json"], catch_exceptions=False).output
-    assert json.loads(again)["imported"] == [] and json.loads(again)["known"] == [
-        OLDEST,
-        shift(OLDEST, 1),
-    ]
+    again = json.loads(said(*given, "--output", "json"))
+    assert (again["imported"], again["known"]) == ([], [OLDEST, shift(OLDEST, 1)])
     [row] = [row for row in lake.ledger.acts() if row.hour == OLDEST]
     assert row.act is not None and (row.act.name, row.act.why) == ("import", "history")

@@ -111,7 +111,7 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
         "yes BOOLEAN"
     )
     lake = new_lake(tmp_path, ddl=ddl)
-    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0)], {0: 1}, read_until=NOW)
     rows = rows_of((id, n, OLDEST) for n, id in enumerate("abc"))
     at = datetime(2020, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     values = {

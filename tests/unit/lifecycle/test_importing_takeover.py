@@ -29,8 +29,7 @@ PLACES = [("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("e", FIRS
 def lake(tmp_path: Path) -> StreamLake:
     """A stream that began at offset 5 and read two records; Kafka had deleted those before."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
-    staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
-    lake.land(lake.speed(staged, {0: 7}, read_until=NOW))
+    lake.serve([(FIRST, 0, 5), (FIRST, 0, 6)], {0: 7}, read_until=NOW)
     return lake
 
 
@@ -157,8 +156,7 @@ def test_columns_of_other_programs_are_the_exact_seam(lake: StreamLake, program:
 def test_without_places_and_key_the_seam_is_the_content(tmp_path: Path) -> None:
     ddl = "id STRING, n INT"
     lake = new_lake(tmp_path, ddl=ddl)
-    staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
-    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
+    lake.serve([(FIRST, 0, 0), (FIRST, 0, 1)], {0: 2}, read_until=NOW)
     [known, _] = sorted(lake.table().scan().to_arrow().to_pylist(), key=lambda r: r["kafka_offset"])
     rows = [(known["id"], known["n"], FIRST, 1), ("old", 1, OLDEST, 1), ("gone", 1, FIRST, 2)]
     write(tmp_path / "source/a.parquet", rows)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from lakes import (
     StreamLake,
     add_snapshots,
@@ -26,7 +26,6 @@ from lakes import (
 )
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.cli import main
 from anabranch.cli.render.changes import maintenance_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import Refused, Transient
@@ -67,8 +66,7 @@ def lake(tmp_path: Path) -> StreamLake:
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
     letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
-    rows = made.stage([r for hour in SPEED.values() for r in hour])
-    made.land(made.speed(rows, {0: 9}, dead_letters=letters))
+    made.serve([r for hour in SPEED.values() for r in hour], {0: 9}, dead_letters=letters)
     made.roll()
     for i in (0, 1):
         accept(made, i)
@@ -133,7 +131,7 @@ def waiting_letters(lake: StreamLake) -> Staged:
     staged = lake.stage_dead([(H[3], 0, 9)], "speed")
     letters = (waiting_speed(staged, NOW),)
     changes = (Change("speed"), Change("main"))
-    lake.land(Publish(new_id(), changes, lake.state().timeline, dead_letters=letters))
+    lake.change(*changes, dead_letters=letters)
     return staged
 
 
@@ -143,7 +141,7 @@ def waiting_letters(lake: StreamLake) -> Staged:
 def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -> None:
     state = lake.state()
     tag = Tag("kept", state.heads["main"], 86_400_000)
-    lake.land(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
+    lake.change(Change("speed"), timeline=state.timeline, tags=(tag,))
     left = paths_of(orphan(lake))
     stray = Path(lake.table().location().removeprefix("file://")) / "metadata" / "left-m0.avro"
     stray.write_bytes(b"a refused publish's manifest")
@@ -643,18 +641,15 @@ def test_what_the_command_removed(lake: StreamLake, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job(lake))
     orphan(lake)
     age(files(lake))
-    dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])
-    report = json.loads(dry.stdout)
-    assert report["dry_run"] is True
+    report = json.loads(said("maintain", "events", "--dry-run", "--output", "json"))
+    assert (report["dry_run"], report["last"]) == (True, None)
     assert report["speed_hours"] == [H[0], H[1]]
-    assert report["orphans"]["games.events"]["files"] >= 1
-    assert report["orphans"]["games.events"]["bytes"] > 0
-    assert report["last"] is None
+    orphans = report["orphans"]["games.events"]
+    assert orphans["files"] >= 1 and orphans["bytes"] > 0
     assert report["tables"]["games.events"]["rows"] == 9
-    done = CliRunner().invoke(main, ["maintain", "events"])
-    assert done.exit_code == 0
-    assert f"events: speed rows dropped of hours: {H[0]}, {H[1]}" in done.stdout
-    assert "orphan files deleted" in done.stdout
+    done = said("maintain", "events")
+    assert f"events: speed rows dropped of hours: {H[0]}, {H[1]}" in done
+    assert "orphan files deleted" in done
     assert all_readable(lake)
-    reported = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
+    reported = said("maintain", "events", "--dry-run")
     assert "last run: all steps completed at " in reported and "metadata bytes" in reported

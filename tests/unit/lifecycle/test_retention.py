@@ -105,8 +105,7 @@ class Past:
         )
         end = cuts[hours[-1]].ends
         timeline = replace(state.timeline, open=shift(hours[-1], 1), start=end)
-        publish = Publish(new_id(), changes, timeline, Position("t", end))
-        self.lake.land(publish, state)
+        self.lake.change(*changes, timeline=timeline, position=Position("t", end), state=state)
         self.lake.ledger.record(
             ledger.decision(h, "accepted", 1, cuts[h], end_of(h), served="batch", account=ACCOUNT)
             for h in hours
@@ -372,7 +371,7 @@ def test_the_audit_recounts_no_expired_hour_and_finds_one_that_came_back(past: P
     assert report.agrees and report.expired == len(gone) and report.hours == ()
     state = past.lake.state()
     back = Change("batch", (past.write(gone[1], 400),)), Change("main", (past.write(gone[2], 400),))
-    past.lake.land(Publish(new_id(), back, state.timeline), state)
+    past.lake.change(*back, state=state)
     found = audit(past.job, (gone[0], gone[-1]), False).disagreements
     assert [(d.hour, d.what) for d in found] == [(gone[1], "batch"), (gone[2], "main")]
     # What came back leaves again, and the ledger says nothing new.
@@ -399,8 +398,7 @@ def test_a_branch_that_is_set_back_brings_no_hour_back(past: Past, branch: str) 
 def test_an_hour_given_to_speed_leaves_with_its_override(past: Past) -> None:
     state, hour = past.lake.state(), past.hours[3]
     files = (past.write(hour, 300),)
-    publish = Publish(new_id(), (Change("speed", files), Change("main")), state.timeline)
-    past.lake.land(publish, state)
+    past.lake.change(Change("speed", files), Change("main"), state=state)
     publisher = past.lake.publisher
     serve_hour(publisher, hour, "speed", "test")
     assert list(files_by_hour(past.lake.table(), "main")[hour]) == [files[0].file_path]
@@ -519,7 +517,7 @@ def test_whole_quarters_leave_the_ledger_and_stay_known(tmp_path: Path) -> None:
     assert audit(past.job, (past.hours[0], past.hours[5]), False).agrees
     assert state.branch_properties["main"]["anabranch.complete-through"] == past.hours[-1]
     back = (Change("main", (past.write(past.hours[2], 400),)),)
-    past.lake.land(Publish(new_id(), back, state.timeline), state)
+    past.lake.change(*back, state=state)
     assert [
         d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements
     ] == [past.hours[2]]
@@ -614,14 +612,7 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
     late = past.lake.stage_dead(
         [(h, 0, past.cut(h).ranges[0][0] + 1) for h in (hours[0], hours[2])], "speed"
     )
-    state = past.lake.state()
-    publish = Publish(
-        new_id(),
-        (Change("speed"), Change("main")),
-        state.timeline,
-        dead_letters=(waiting_speed(late, NOW),),
-    )
-    past.lake.land(publish, state)
+    past.lake.change(Change("speed"), Change("main"), dead_letters=(waiting_speed(late, NOW),))
     past.lake.roll()
     assert [h for h, _, _ in past.lake.dead("speed")] == [hours[2]]
     assert past.maintain().letters.hours == ()

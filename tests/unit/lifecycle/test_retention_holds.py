@@ -6,12 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from conf_folders import said
 from killed import kill_at
 from lakes import new_environment, new_lake, new_stream
 from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.common.fail_points import Step
 from anabranch.iceberg.commits import Outcome
@@ -178,13 +177,10 @@ def test_a_killed_hold_is_completed_by_the_same_command(tmp_path: Path, step: St
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     past = Past(tmp_path, 30, "2 days")
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: past.job)
-    run = CliRunner().invoke
-    held = run(main, ["hold", "events", past.hours[3], "--why", "case 7"])
-    assert held.exit_code == 0 and f"events: {past.hours[3]}: kept by " in held.output
-    assert "case 7" in held.output
-    answer = json.loads(
-        run(main, ["hold", "events", past.hours[3], "--why", "case 7", "--output", "json"]).output
-    )
+    hold = ("hold", "events", past.hours[3], "--why")
+    held = said(*hold, "case 7")
+    assert f"events: {past.hours[3]}: kept by " in held and "case 7" in held
+    answer = json.loads(said(*hold, "case 7", "--output", "json"))
     assert (answer["changed"], [h["first"] for h in answer["holds"]]) == (False, [past.hours[3]])
-    released = run(main, ["hold", "events", past.hours[3], "--release", "--why", "closed"])
-    assert released.output.strip().endswith("events: no hours are kept beyond their time")
+    released = said(*hold, "closed", "--release")
+    assert released.strip().endswith("events: no hours are kept beyond their time")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from accepted_hours import HOURS, accept, cut, four_hours
 from click.testing import CliRunner, Result
+from conf_folders import said
 from lakes import StreamLake
 from lineage_receiver import LineageReceiver, problems, running_receiver
 from openlineage.client.serde import Serde
@@ -23,7 +24,6 @@ from proofs import NOW
 from pydantic import SecretStr
 
 from anabranch import config
-from anabranch.cli import main
 from anabranch.cli.jobs import batch
 from anabranch.common.errors import (
     AnabranchError,
@@ -484,7 +484,5 @@ def test_the_namespace_of_a_run_may_have_slashes() -> None:
 
 @pytest.mark.parametrize("option", ["--parent-run", "--root-run"])
 def test_a_wrong_parent_is_wrong_usage_before_anything_is_begun(option: str) -> None:
-    done = CliRunner().invoke(main, ["batch", "events", option, "airflow/task"])
-    assert done.exit_code == 2
     expected = f"{option}: expected NAMESPACE/JOB/RUN ID, the id a UUID, found 'airflow/task'"
-    assert expected in done.output
+    assert expected in said("batch", "events", option, "airflow/task", expect=2)

@@ -45,7 +45,6 @@ from anabranch.operations.audit import clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import FileCounts, OffsetCounts, recount
 from anabranch.protocol import acts
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed
 
 
@@ -97,8 +96,7 @@ def misplace(one: StreamLake) -> None:
     column = table.column_names.index("ingest_hour")
     field = table.schema.field(column)
     pq.write_table(table.set_column(column, field, pa.array([NEXT], field.type)), path)
-    state = one.state()
-    one.land(Publish(new_id(), (Change("main", staged.files),), state.timeline), state)
+    one.change(Change("main", staged.files))
 
 
 def lose_behind_a_duplicate(one: StreamLake) -> None:
@@ -255,13 +253,11 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
-    confirmed = Publish(
-        new_id(),
-        _empty("batch", "main", "speed"),
-        timeline,
+    one.change(
+        *_empty("batch", "main", "speed"),
+        timeline=timeline,
         confirmed=Confirmed(frozenset({row.decision_id})),
     )
-    one.land(confirmed)
     assert sentences(one) == [
         (
             f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, "
@@ -480,11 +476,7 @@ def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCapt
     table = one.table()
     old = files_of(table, "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5)])
-    state = one.state()
-    publish = Publish(
-        new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
-    )
-    one.land(publish, state)
+    one.change(Change("main", rewritten.files, old, rewrites=True))
     assert sentences(one) == []
     expected = (
         f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 "
@@ -496,9 +488,5 @@ def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCapt
 def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:
     old = files_of(one.table(), "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5) | {"n": 4711}])
-    state = one.state()
-    publish = Publish(
-        new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
-    )
-    one.land(publish, state)
+    one.change(Change("main", rewritten.files, old, rewrites=True))
     assert "main: expected the files of the batch layer" in sentences(one)[0]

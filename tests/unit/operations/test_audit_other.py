@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from conf_folders import said, write_environment
 from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch import config
-from anabranch.cli import main
 from anabranch.cli.render.hours import other_text
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, TableMissing
 from anabranch.iceberg.lake import Lake
@@ -51,11 +50,7 @@ STRUCT = pa.struct({"partition": pa.int32(), "offset": pa.int64(), "timestamp": 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> config.Environment:
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "anabranch.yaml").write_text(
-        "kafka: {bootstrap_servers: localhost:1}\n"
-        f"catalog: {{name: lake, type: sql, uri: 'sqlite:///{tmp_path}/c.db', warehouse: 'file://{tmp_path}'}}\n"
-    )
+    write_environment(tmp_path / "conf", tmp_path)
     return config.load_environment(str(tmp_path / "conf"))
 
 
@@ -605,5 +600,4 @@ def test_the_command_names_what_it_needs() -> None:
         (["--table", "a.b", "--topic", "t", "--offset-column", "o"], "--partition-column with"),
         (["--offset-column", "o"], "--table and --topic"),
     ):
-        result = CliRunner().invoke(main, ["audit", *arguments], standalone_mode=True)
-        assert result.exit_code == 2 and expected in result.output, result.output
+        assert expected in said("audit", *arguments, expect=2)

@@ -7,6 +7,7 @@ import re
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -16,11 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from conf_folders import said, write_environment
 from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
-from anabranch.cli import main
+from anabranch import config
 from anabranch.common.deadline import Answers, TimedRead, wait_for_all
 from anabranch.common.errors import (
     AnabranchError,
@@ -32,6 +33,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
+from anabranch.common.output import plain
 from anabranch.config import S3, Slo
 from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
@@ -74,179 +76,153 @@ def checks(findings: list[Finding]) -> dict[Issue, Severity]:
     return {finding.check: finding.severity for finding in findings}
 
 
-def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[Issue, Severity]:
-    facts = replace(FACTS, settings=replace(SETTINGS, **settings))  # type: ignore[arg-type]
-    return checks(kafka.findings(BROKERS, STREAM, facts, unread, NOW))
+def of_kafka(
+    unread: kafka.Unread | None = UNREAD,
+    stream: config.Stream = STREAM,
+    servers: str = "127.0.0.1:1",
+    refused: MissingRight | None = None,
+    **settings: Any,
+) -> list[Finding]:
+    """Judge a topic with these settings."""
+    facts = replace(FACTS, settings=replace(SETTINGS, **settings), group_refused=refused)
+    brokers = BROKERS.model_copy(update={"bootstrap_servers": servers})
+    return [*kafka.findings(brokers, stream, facts, unread, NOW)]
 
 
-def test_every_finding_has_its_entry_in_the_operators_page() -> None:
-    page = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
-    section = page[page.index("## What the doctor finds") :].split("\n## ")[0]
-    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Issue]
+def no_topic(servers: str) -> list[Finding]:
+    brokers = BROKERS.model_copy(update={"bootstrap_servers": servers})
+    return [*kafka.findings(brokers, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)]
 
 
-def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
-    facts = replace(
-        FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g")
-    )
-    [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
-    assert (finding.check, finding.severity) == (Issue.GROUP_RIGHTS, Severity.WARNING)
-    assert finding.remedy == "kafka-acls.sh --operation Read --group g"
+def of_stream(stream: config.Stream = STREAM, **status: Any) -> list[Finding]:
+    return [*streams.findings(stream, streams.StreamFacts(replace(STATUS, **status), {}))]
 
 
-def test_an_hour_with_too_many_dead_letters_is_an_error() -> None:
-    hour, share = "2026-11-21T12", HourShare(30, 40)
-    status = replace(STATUS, dead_shares={hour: share}, too_many_dead=[hour])
-    [finding] = streams.findings(STREAM, streams.StreamFacts(status, {}))
-    assert (finding.check, finding.severity) == (Issue.DEAD_LETTERS, Severity.ERROR)
-    assert finding.expected == "at most 5 % dead letters (quality.max_dead)"
-    assert finding.found == "30 of 40 records (75 %)"
-    assert finding.remedy == f"anabranch dead-letters events --hours {hour}"
+def of_store(**facts: Any) -> list[Finding]:
+    return [*s3.findings(PLACE, ("events",), replace(STORE, **facts))]
 
 
-def test_a_topic_that_is_kept_well_has_no_finding() -> None:
-    assert of_topic() == {}
-    assert of_topic(retention=timedelta(days=7), retention_bytes=8_000) == {}
+def of_tables(*missing: str, stream: config.Stream = STREAM, **facts: Any) -> list[Finding]:
+    return [*tables.findings("lake", stream, tables.TableFacts(missing=missing, **facts))]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"retention": timedelta(hours=2)}, {Issue.RETENTION_TIME: Severity.ERROR}),
-        ({"retention": timedelta(hours=20)}, {Issue.RETENTION_TIME: Severity.WARNING}),
-        # 40 of 100 offsets wait, so 4,000 of 10,000 bytes.
-        ({"retention_bytes": 3_999}, {Issue.RETENTION_BYTES: Severity.ERROR}),
-        ({"retention_bytes": 7_999}, {Issue.RETENTION_BYTES: Severity.WARNING}),
-        ({"retention_bytes": 7_999, "unread": None}, {Issue.RETENTION_BYTES: Severity.INFO}),
-        ({"cleanup_policy": "compact,delete"}, {Issue.TOPIC_COMPACTED: Severity.ERROR}),
-        (
-            {"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)},
-            {Issue.TOPIC_COMPACTED: Severity.ERROR},
-        ),
-        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=40)}, {}),
-        ({"timestamp_type": "CreateTime"}, {Issue.TIMESTAMP_TYPE: Severity.INFO}),
-        ({"replicas": 1}, {Issue.REPLICATION: Severity.WARNING}),
-        ({"min_insync": 1}, {Issue.MIN_INSYNC: Severity.WARNING}),
-    ],
+def of_airflow(**facts: Any) -> list[Finding]:
+    return [*airflow.findings([STREAM], {}, replace(WELL, **facts))]
+
+
+WELL = airflow.AirflowFacts(
+    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")},
+    {}, 128, True,
+)  # fmt: skip
+NOWHERE = new_environment(Path("/nowhere"))
+LONG = kafka.Unread("2026-11-11T12", {0: 0})
+DENIED, AWAY = ConfigurationError("denied"), Transient("away")
+CERTIFICATE = "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
+ALLOWED = STREAM.model_copy(
+    update={"batch": STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})}
 )
-def test_a_topic_kept_wrongly(settings: dict[str, object], expected: dict[Issue, Severity]) -> None:
-    assert of_topic(**settings) == expected  # type: ignore[arg-type]
+ARCHIVED = new_stream(archive={"raw": "90 days"})
+NAMES = ("games.events", "games.events_dead_letters", "games.events_hours")
+DRIFT = tables.PropertyDrift(NAMES[0], "commit.retry.num-retries", "30", None)
+HOUR, OTHER, H11 = "2026-11-21T03", "2026-11-21T05", "2026-11-21T11"
+DAYS_30 = LifecycleRule("r", "", deletes_after="30 days")
+FOUND = {
+    "well": of_kafka(),
+    "well, and small": of_kafka(retention=timedelta(days=7), retention_bytes=8_000),
+    "deleted early": of_kafka(retention=timedelta(hours=2)),
+    "deleted soon": of_kafka(retention=timedelta(hours=20)),
+    "deleted before the backlog": of_kafka(LONG, retention=timedelta(days=7)),
+    # 40 of 100 offsets wait, so 4,000 of 10,000 bytes.
+    "bytes": of_kafka(retention_bytes=3_999),
+    "twice the bytes": of_kafka(retention_bytes=7_999),
+    "bytes, nothing waits": of_kafka(None, retention_bytes=7_999),
+    "compacted and deleted": of_kafka(cleanup_policy="compact,delete"),
+    # `cleanup.policy=delete` has retention take what a compacted topic kept for years.
+    "compacted": of_kafka(LONG, cleanup_policy="compact"),
+    "compacted soon": of_kafka(cleanup_policy="compact", compaction_lag=timedelta(hours=20)),
+    "compacted late": of_kafka(cleanup_policy="compact", compaction_lag=timedelta(hours=40)),
+    "compacted by choice": of_kafka(stream=ALLOWED, cleanup_policy="compact"),
+    "producers' times": of_kafka(timestamp_type="CreateTime"),
+    "one replica": of_kafka(replicas=1),
+    "one replica, one broker here": of_kafka(replicas=1, brokers=1),
+    "one replica, one broker": of_kafka(servers="kafka.example.com:9092", replicas=1, brokers=1),
+    "one in sync": of_kafka(min_insync=1),
+    "the group": of_kafka(refused=MissingRight("denied", "kafka-acls.sh --operation Read")),
+    **{f"no topic at {of}": no_topic(of) for of in ("localhost:9092", "kafka.example.com:9092")},
+    "kafka away": [kafka.failed(BROKERS, STREAM, AWAY)],
+    "kafka denied": [kafka.failed(BROKERS, STREAM, DENIED)],
+    "kafka right": [kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh --add"))],
+    "kafka codec": [kafka.failed(BROKERS, STREAM, CodecMissing("lz4"))],
+    "kafka ids": [kafka.failed(BROKERS, STREAM, NoTopicIds("none"))],
+    "s3 away": [s3.failed(NOWHERE, PLACE, NoAnswer("away"))],
+    "s3 denied": [s3.failed(NOWHERE, PLACE, DENIED)],
+    "s3 untrusted": [s3.failed(NOWHERE, PLACE, ConfigurationError(CERTIFICATE))],
+    "catalog away": [services.catalog_failed(NOWHERE.catalog, AWAY)],
+    "catalog denied": [services.catalog_failed(NOWHERE.catalog, DENIED)],
+    "catalog locked": [services.catalog_failed(NOWHERE.catalog, Transient("database is locked"))],
+    "metadata gone": [tables.failed(STREAM, MetadataGone("gone"))],
+    "registry away": [services.registry_failed(STREAM, AWAY)],
+    "registry denied": [services.registry_failed(STREAM, DENIED)],
+    "subject": [*services.subject_findings(STREAM, True)],
+    "no subject": [*services.subject_findings(STREAM, False)],
+    "no tables": of_tables(*NAMES),
+    "no tables, an archive": of_tables(*NAMES, ARCHIVED.archive_table, stream=ARCHIVED),
+    "no tables but the archive": of_tables(*NAMES, stream=ARCHIVED),
+    "other tables": of_tables(
+        NAMES[2], branches=((NAMES[0], "batch"),), columns="column n is missing", drifts=(DRIFT,)
+    ),
+    "recreated": of_stream(unreadable="another id", late="another id"),
+    "missing": of_stream(unreadable="none", topic_missing=True, late="none"),
+    "unexplained": of_stream(unexplained={HOUR: {"missing": 2}}),
+    "refused": of_stream(refused=[HOUR], backlog=[HOUR]),
+    "a refused restatement": of_stream(refused_restatements=[OTHER]),
+    "late": of_stream(late="5 offsets wait"),
+    "late, to begin": of_stream(late="5 offsets wait", speed_has_begun=False),
+    "late as promised": of_stream(new_stream(slo=Slo(fresh=timedelta(seconds=10))), late="5 wait"),
+    "a backlog": of_stream(backlog=[H11], to_seal=["2026-11-21T12", "2026-11-21T13"]),
+    "two hours wait": of_stream(backlog=[H11], to_seal=["2026-11-21T12"]),
+    # It fails at each run, between accepted ones.
+    "one hour waits long": of_stream(backlog=["2026-11-21T09"]),
+    "unmaintained": of_stream(unmaintained="no run recorded"),
+    "overdue": of_stream(overdue=Overdue(3, "2026-11-01T00", None)),
+    "dead letters": of_stream(dead_shares={HOUR: HourShare(30, 40)}, too_many_dead=[HOUR]),
+    "no bucket": of_store(has_bucket=False),
+    "no right to delete": of_store(denied=("s3:DeleteObject", "AccessDenied")),
+    "a clock 31 s off": of_store(store_time=NOW + timedelta(seconds=31)),
+    "a clock 29 s off": of_store(store_time=NOW + timedelta(seconds=29)),
+    "versions": of_store(versioned=True),
+    "versions, cleared": of_store(
+        versioned=True, rules=(LifecycleRule("r", "", clears_versions=True),)
+    ),
+    "versions, cleared elsewhere": of_store(
+        versioned=True, rules=(LifecycleRule("", "a/", clears_versions=True),)
+    ),
+    "objects deleted": of_store(rules=(DAYS_30,)),
+    "objects deleted, no rule in force": of_store(
+        rules=(LifecycleRule("r", "", True, deletes_after="30 days"),)
+    ),
+    "objects deleted elsewhere": of_store(rules=(replace(DAYS_30, prefix="logs/"),)),
+    "objects in the ice": of_store(
+        rules=(LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)
+    ),
+    "objects moved": of_store(rules=(LifecycleRule("r", "", moves_to="STANDARD_IA"),)),
+    "locked": of_store(lock="GOVERNANCE 30 days"),
+    "locked, no checksum": of_store(
+        lock="GOVERNANCE 30 days", denied=("s3:PutObject", "no checksum")
+    ),
+    "unreadable": of_store(unreadable=((Issue.OBJECT_LOCK, "AccessDenied"),)),
+    "airflow well": of_airflow(dags=WELL.dags | {"anabranch_hourly__other": True, "theirs": True}),
+    "no dag": of_airflow(dags={}),
+    "a paused dag": of_airflow(dags=WELL.dags | {"anabranch_hourly__events": True}),
+    "a broken file": of_airflow(broken={"odd.py": "ValueError: odd"}),
+    "no pool": of_airflow(slots=None),
+    "an empty pool": of_airflow(slots=0),
+    "no scheduler": of_airflow(is_scheduled=False),
+}
 
 
-def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
-    here = BROKERS.model_copy(update={"bootstrap_servers": "127.0.0.1:19092"})
-    elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
-    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
-    assert [*kafka.findings(here, STREAM, facts, UNREAD, NOW)] == []
-    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {
-        Issue.REPLICATION: Severity.INFO
-    }
-    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=3))
-    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {
-        Issue.REPLICATION: Severity.WARNING
-    }
-
-
-def test_a_retention_that_covers_the_backlog_is_proposed() -> None:
-    facts = replace(FACTS, settings=replace(SETTINGS, retention=timedelta(days=7)))
-    late = kafka.Unread("2026-11-11T12", {0: 0})
-    [finding] = kafka.findings(BROKERS, STREAM, facts, late, NOW)
-    assert finding.severity is Severity.ERROR
-    # Ten days and half an hour wait, and a day to spare.
-    assert finding.remedy.endswith(f"--add-config retention.ms={12 * 86_400_000}")
-
-
-def test_compaction_that_the_stream_allows_for_is_no_error() -> None:
-    batch = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
-    stream = STREAM.model_copy(update={"batch": batch})
-    facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
-    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {
-        Issue.TOPIC_COMPACTED: Severity.INFO
-    }
-
-
-def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> None:
-    """`cleanup.policy=delete` has retention take what a compacted topic kept for years."""
-    facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
-    [finding] = kafka.findings(BROKERS, STREAM, facts, kafka.Unread("2026-11-11T12", {0: 0}), NOW)
-    assert finding.remedy.endswith(f"--add-config min.compaction.lag.ms={12 * 86_400_000}")
-    assert "cleanup.policy" not in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("servers", "command"),
-    [
-        ("127.0.0.1:19092", "anabranch dev topic events --partitions 3"),
-        ("localhost:9092", "anabranch dev topic events --partitions 3"),
-        (
-            "kafka.example.com:9092",
-            "kafka-topics.sh --bootstrap-server kafka.example.com:9092 --create --topic events "
-            "--partitions 3",
-        ),
-    ],
-)
-def test_a_missing_topic_hides_nothing_and_can_be_created(servers: str, command: str) -> None:
-    facts = kafka.KafkaFacts(None, {}, {}, None)
-    [finding] = kafka.findings(
-        BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW
-    )
-    assert (finding.check, finding.severity) == (Issue.TOPIC_MISSING, Severity.ERROR)
-    assert finding.remedy == command
-
-
-@pytest.mark.parametrize(
-    ("made", "check"),
-    [
-        (kafka.failed(BROKERS, STREAM, Transient("away")), Issue.KAFKA_AWAY),
-        (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Issue.KAFKA_RIGHTS),
-        (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Issue.KAFKA_CODEC),
-        (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Issue.TOPIC_IDS),
-        (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Issue.S3_AWAY),
-        (
-            s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")),
-            Issue.S3_RIGHTS,
-        ),
-        (
-            services.catalog_failed(new_environment(Path("/nowhere")).catalog, Transient("away")),
-            Issue.CATALOG_AWAY,
-        ),
-        (
-            services.catalog_failed(
-                new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")
-            ),
-            Issue.CATALOG_RIGHTS,
-        ),
-        (
-            services.catalog_failed(
-                new_environment(Path("/")).catalog, Transient("database is locked")
-            ),
-            Issue.CATALOG_LOCKED,
-        ),
-        (tables.failed(STREAM, MetadataGone("gone")), Issue.METADATA_GONE),
-        (services.registry_failed(STREAM, Transient("away")), Issue.REGISTRY_AWAY),
-        (services.registry_failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
-    ],
-)
-def test_an_unreachable_service_is_no_refusal(made: Finding, check: Issue) -> None:
-    assert (made.check, made.severity) == (check, Severity.ERROR)
-
-
-def test_a_missing_right_is_granted_by_its_own_command() -> None:
-    """And not by one that grants what the user has already."""
-    command = (
-        "kafka-acls.sh --add --allow-principal User:NAME --operation DescribeConfigs --topic events"
-    )
-    made = kafka.failed(BROKERS, STREAM, MissingRight("denied", command))
-    assert (made.check, made.remedy) == (Issue.KAFKA_RIGHTS, command)
-
-
-def test_a_speed_layer_that_is_later_than_promised_is_an_error() -> None:
-    promised = new_stream(slo=Slo(fresh=timedelta(seconds=10)))
-    late = streams.StreamFacts(replace(STATUS, late="2,900 offsets wait"), {})
-    [finding] = streams.findings(promised, late)
-    assert (finding.check, finding.severity) == (Issue.LATE, Severity.ERROR)
-    assert finding.expected == "a speed layer without lag within 0:00:10"
-    assert finding.remedy == "anabranch speed events"
+def test_the_findings(recorded: Callable[[Any], None]) -> None:
+    recorded(plain(FOUND))
 
 
 def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
@@ -256,43 +232,6 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
     services.read_catalog(made.environment)
-
-
-def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
-    said = (
-        "look at bucket b: SSL validation failed for https://s3.example.com/b [SSL: "
-        "CERTIFICATE_VERIFY_FAILED]"
-    )
-    finding = s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError(said))
-    assert (finding.check, finding.severity) == (Issue.S3_AWAY, "error")
-    assert finding.remedy.startswith("s3.ca in anabranch.yaml")
-
-
-def test_tables_that_differ() -> None:
-    names = ("games.events", "games.events_dead_letters", "games.events_hours")
-    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {
-        Issue.NOT_APPLIED: "info"
-    }
-    archived = new_stream(archive={"raw": "90 days"})
-    facts = tables.TableFacts(missing=(*names, archived.archive_table))
-    assert checks(tables.findings("lake", archived, facts)) == {Issue.NOT_APPLIED: "info"}
-    facts = tables.TableFacts(missing=names)
-    assert checks(tables.findings("lake", archived, facts)) == {Issue.TABLE_MISSING: "error"}
-    drift = tables.PropertyDrift(names[0], "commit.retry.num-retries", "30", None)
-    facts = tables.TableFacts(
-        missing=names[2:],
-        branches=((names[0], "batch"),),
-        columns="column n is missing",
-        drifts=(drift,),
-    )
-    found = [*tables.findings("lake", STREAM, facts)]
-    assert checks(found) == {
-        Issue.TABLE_MISSING: "error", Issue.BRANCH_MISSING: "error", Issue.COLUMNS: "error",
-        Issue.PROPERTIES: "warning",
-    }  # fmt: skip
-    assert found[-1].remedy == (
-        "ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')"
-    )
 
 
 def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path) -> None:
@@ -328,32 +267,6 @@ def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -
     assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"unreadable": "another id", "late": "another id"}, {Issue.TOPIC_RECREATED: "error"}),
-        ({"unreadable": "none", "topic_missing": True, "late": "none"}, {}),
-        ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Issue.UNEXPLAINED: "error"}),
-        ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Issue.REFUSED: "warning"}),
-        ({"late": "5 offsets wait"}, {Issue.LATE: "warning"}),
-        ({"late": "5 offsets wait", "speed_has_begun": False}, {}),
-        ({"refused_restatements": ["2026-11-21T05"]}, {Issue.REFUSED: "warning"}),
-        (
-            {"backlog": ["2026-11-21T11"], "to_seal": ["2026-11-21T12", "2026-11-21T13"]},
-            {Issue.BACKLOG: "warning"},
-        ),
-        ({"backlog": ["2026-11-21T11"], "to_seal": ["2026-11-21T12"]}, {}),
-        # One hour that fails at each run, between accepted ones.
-        ({"backlog": ["2026-11-21T09"]}, {Issue.BACKLOG: "warning"}),
-        ({"overdue": Overdue(3, "2026-11-01T00", None)}, {Issue.OVERDUE: "warning"}),
-        ({"unmaintained": "no run recorded"}, {Issue.MAINTENANCE: "warning"}),
-    ],
-)
-def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Issue, str]) -> None:
-    status = replace(STATUS, **changes)  # type: ignore[arg-type]
-    assert checks(streams.findings(STREAM, streams.StreamFacts(status, {}))) == expected
-
-
 def test_the_next_step_of_an_hour() -> None:
     def after(status: StreamStatus) -> str:
         return streams.next_command(STREAM, streams.StreamFacts(status, {}))
@@ -362,42 +275,6 @@ def test_the_next_step_of_an_hour() -> None:
     assert after(replace(STATUS, lag=Lag(3, {0: 3}))) == "anabranch speed events"
     assert after(replace(STATUS, to_seal=["2026-11-21T03"])) == "anabranch batch events"
     assert after(STATUS) == "anabranch hours events"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"has_bucket": False}, {Issue.BUCKET_MISSING: "warning"}),
-        ({"denied": ("s3:DeleteObject", "AccessDenied")}, {Issue.S3_RIGHTS: "error"}),
-        ({"store_time": NOW + timedelta(seconds=31)}, {Issue.CLOCK: "error"}),
-        ({"store_time": NOW + timedelta(seconds=29)}, {}),
-        ({"versioned": True}, {Issue.VERSIONING: "warning"}),
-        ({"versioned": True, "rules": (LifecycleRule("r", "", clears_versions=True),)}, {}),
-        (
-            {"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)},
-            {Issue.VERSIONING: "warning"},
-        ),
-        ({"rules": (LifecycleRule("r", "", deletes_after="30 days"),)}, {Issue.LIFECYCLE: "error"}),
-        (
-            {"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)},
-            {Issue.LIFECYCLE: "error"},
-        ),
-        ({"rules": (LifecycleRule("r", "", moves_to="STANDARD_IA"),)}, {}),
-        (
-            {"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)},
-            {Issue.LIFECYCLE: "warning"},
-        ),
-        ({"rules": (LifecycleRule("r", "logs/", deletes_after="30 days"),)}, {}),
-        ({"lock": "GOVERNANCE 30 days"}, {Issue.OBJECT_LOCK: "warning"}),
-        (
-            {"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")},
-            {Issue.OBJECT_LOCK: "error"},
-        ),
-        ({"unreadable": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
-    ],
-)
-def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> None:
-    assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
 
 def store_of(objects: dict[str, bytes], **answers: Any) -> SimpleNamespace:
@@ -456,11 +333,6 @@ def test_a_policy_suffices_for_the_doctor(monkeypatch: pytest.MonkeyPatch, polic
         allowed = [one["Resource"] for one in document["Statement"] if right in one["Action"]]
         patterns = [part for one in allowed for part in ([one] if isinstance(one, str) else one)]
         assert any(fnmatchcase(f"arn:aws:s3:::BUCKET/{key}", one) for one in patterns), right
-
-
-def test_a_subject_that_is_missing() -> None:
-    assert checks(services.subject_findings(STREAM, False)) == {Issue.SUBJECT_MISSING: "warning"}
-    assert services.subject_findings(STREAM, True) == []
 
 
 def test_java_is_missed_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,44 +483,8 @@ def test_a_reader_whose_service_answers_slowly_is_heard() -> None:
 
 
 def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None:
-    (tmp_path / "anabranch.yaml").write_text(
-        "kafka: {bootstrap_servers: '127.0.0.1:1'}\n"
-        f"catalog: {{name: lake, uri: 'sqlite:///{tmp_path}/c.db', warehouse: 'file://{tmp_path}/w'}}\n"
-    )
-    done = CliRunner().invoke(main, ["doctor", "--conf", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "anabranch init" in done.output
-
-
-WELL = airflow.AirflowFacts(
-    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")},
-    {},
-    128,
-    True,
-)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, {}),
-        ({"dags": {}}, {Issue.AIRFLOW_DAG_MISSING: Severity.ERROR}),
-        (
-            {"dags": WELL.dags | {"anabranch_hourly__events": True}},
-            {Issue.AIRFLOW_PAUSED: Severity.WARNING},
-        ),
-        ({"dags": WELL.dags | {"anabranch_hourly__other": True, "theirs": True}}, {}),
-        ({"broken": {"odd.py": "ValueError: odd"}}, {Issue.AIRFLOW_IMPORT: Severity.ERROR}),
-        ({"slots": None}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
-        ({"slots": 0}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
-        ({"is_scheduled": False}, {Issue.AIRFLOW_SCHEDULER: Severity.ERROR}),
-    ],
-)
-def test_problems_that_keep_airflow_from_running_a_streams_dags(
-    changed: dict[str, Any], expected: dict[Issue, Severity]
-) -> None:
-    found = [*airflow.findings([new_stream()], {}, replace(WELL, **changed))]
-    assert checks(found) == expected
+    write_environment(tmp_path)
+    assert "anabranch init" in said("doctor", "--conf", str(tmp_path), expect=2)
 
 
 def test_a_family_has_one_dag_and_a_group_its_own() -> None:

@@ -19,8 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 import time_machine
-from click.testing import CliRunner
-from conf_folders import write_environment, write_stream
+from conf_folders import said, write_environment, write_stream
 from lakes import StreamLake
 from pages import browser, five_years, folder_of, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
@@ -720,9 +719,7 @@ def served(at: socket.socket) -> Iterator[None]:
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "anabranch.operations.page.app", raising=False)
-    done = CliRunner().invoke(main, ["page"])
-    assert done.exit_code == ConfigurationError.exit_code
-    assert "found no uvicorn; run `pip install 'anabranch[page]'`" in done.output
+    assert "found no uvicorn; run `pip install 'anabranch[page]'`" in said("page", expect=2)
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
@@ -732,9 +729,8 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     write_stream(conf, "events")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(main, ["page", "--conf", str(conf), "--port", str(port)])
-        assert done.exit_code == ConfigurationError.exit_code
-        assert f"expected to listen at 127.0.0.1:{port}" in done.output
+        refused = said("page", "--conf", str(conf), "--port", str(port), expect=2)
+        assert f"expected to listen at 127.0.0.1:{port}" in refused
 
     def text(path: str = "") -> str:
         try:

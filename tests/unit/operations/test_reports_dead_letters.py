@@ -23,7 +23,7 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import dead_letters
 from anabranch.operations.reports.dead_letters import Letter
 from anabranch.protocol.ledger_row import Diff
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import new_id
 from serving_layer.layer_diff import Place
 
 
@@ -270,7 +270,7 @@ def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake
     state = one.state()
     timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
     drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
-    one.land(Publish(new_id(), (drop, Change("main")), timeline), state)
+    one.change(drop, Change("main"), timeline=timeline, state=state)
     view = dead_letters.compare(job(one), NEXT, 0, 5).duplicates
     assert (view.counted, view.found) == (1, 0)
     assert view.untold == (

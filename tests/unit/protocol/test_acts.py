@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from lakes import FIRST, StreamLake, decide, new_lake
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -122,16 +121,11 @@ def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None
 def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: job)
-    run = CliRunner().invoke
-    found = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
-    assert "no operator's act yet" in found
+    acts = ("history", "events", "--acts")
+    assert "no operator's act yet" in said(*acts)
     serve_hour(lake.publisher, FIRST, "speed", "batch dropped too much")
-    shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    shown = said(*acts)
     for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
         assert part in shown
-    other = run(
-        main, ["history", "events", "--acts", "--hour", SECOND], catch_exceptions=False
-    ).output
-    assert "no operator's act yet" in other
-    decisions = run(main, ["history", "events", "--hour", FIRST], catch_exceptions=False).output
-    assert "served" in decisions
+    assert "no operator's act yet" in said(*acts, "--hour", SECOND)
+    assert "served" in said("history", "events", "--hour", FIRST)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from brokers import Broker
-from click.testing import CliRunner
+from conf_folders import said
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, new_state
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.files import delete_files
@@ -25,7 +24,6 @@ from anabranch.protocol.acts import Served, plan_override, serve_hour
 from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -46,8 +44,7 @@ def lake(tmp_path: Path) -> StreamLake:
     )
     now = datetime.now(UTC)
     letters = (waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
-    rows = made.stage([*SPEED[0], *SPEED[1]])
-    made.land(made.speed(rows, {0: 6}, dead_letters=letters))
+    made.serve([*SPEED[0], *SPEED[1]], {0: 6}, dead_letters=letters)
     made.roll()
     accept(made, 1)
     return made
@@ -169,7 +166,7 @@ def test_a_layer_without_it_is_refused(values: dict[str, Any], choice: Any, reas
 def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
     state = lake.state()
     skipped = replace(state.timeline, skipped=(H[0],))
-    lake.land(Publish(new_id(), (Change("speed"),), skipped))
+    lake.change(Change("speed"), timeline=skipped)
     heads = lake.state().heads
     with pytest.raises(Refused, match="batch keeps serving it"):
         choose(lake, "speed")
@@ -231,8 +228,7 @@ def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake)
     forgotten = Change(
         "batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
     )
-    publish = Publish(new_id(), (forgotten, Change("main")), lake.state().timeline)
-    lake.land(publish)
+    lake.change(forgotten, Change("main"))
     assert lake.state().accepted == {}, "the hazard did not happen"
     choose(lake, "speed")
     assert lake.state().accepted == {H[0]: Accepted(3, CUTS[0])}
@@ -289,9 +285,7 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
 def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expect: int = 0) -> str:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
-    done = CliRunner().invoke(main, list(arguments))
-    assert done.exit_code == expect, f"{done.output}\n{done.exception!r}"
-    return str(done.output if expect else done.stdout)
+    return said(*arguments, expect=expect)
 
 
 def test_the_command_prints_and_refuses(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ from anabranch.protocol.dead_letters import (
     waiting_speed,
 )
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, Confirmed, State
 from batch_layer import stream_run
@@ -55,10 +54,7 @@ def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
     """The speed layer's rows publish that names `staged`; the process dies before the dead letters
     follow."""
     item = waiting_speed(staged, at)
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(item,)
-    )
-    lake.land(publish)
+    lake.change(Change("speed"), Change("main"), dead_letters=(item,))
     return lake.state()
 
 
@@ -101,13 +97,9 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     state = speed_said(lake, lake.stage_dead(D, "speed"))
     done = roll(lake, state)
-    publish = Publish(
-        new_id(),
-        (Change("speed"), Change("main")),
-        state.timeline,
-        confirmed=Confirmed(letters=done),
+    lake.change(
+        Change("speed"), Change("main"), timeline=state.timeline, confirmed=Confirmed(letters=done)
     )
-    lake.land(publish)
     assert (
         waiting(lake.state(), "speed", DEAD_LETTERS)
         == waiting(lake.state(), "main", DEAD_LETTERS)
@@ -171,7 +163,7 @@ def test_late_letters_of_a_now_accepted_hour_go_to_speed(lake: StreamLake) -> No
 def test_an_hour_given_to_speed_keeps_its_dead_letters(lake: StreamLake) -> None:
     roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
     override = Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})})
-    lake.land(Publish(new_id(), (override,), lake.state().timeline))
+    lake.change(override)
     roll(lake, batch_said(lake, lake.stage_dead(D[:1], "batch"), 1))
     assert lake.dead("main") == D
     assert lake.dead("batch") == D[:1]

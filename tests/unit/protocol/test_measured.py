@@ -55,7 +55,7 @@ from anabranch.protocol.measured import (
     read_runs,
     record_run,
 )
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.watermarks import FRESH_THROUGH
 from speed_layer.plan import StagedBatch, readable_after
 
@@ -237,10 +237,9 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
     said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])
-    publish = Publish(
-        new_id(), (Change("speed"), Change("main", properties=said)), state.timeline, state.position
+    one.change(
+        Change("speed"), Change("main", properties=said), position=state.position, state=state
     )
-    one.land(publish, state)
     accept(one, HOURS[0], 10)
     one.move("main")
     one.move("speed")

@@ -23,7 +23,7 @@ from anabranch.protocol.merge import (
     uncovered_reason,
     unread_ranges,
 )
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publish import Publish, to_commit
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import OVERRIDES, Accepted, State
 from serving_layer.layer_diff import to_difference
@@ -126,7 +126,7 @@ def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
 def lake(tmp_path: Path) -> StreamLake:
     """Hour 0 accepted, hour 1 of the speed layer, `main` right."""
     made = new_lake(tmp_path, timeline=TIMELINE)
-    made.land(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5}))
+    made.serve([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)], {0: 5})
     made.land(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0)))
     return made
 
@@ -136,14 +136,14 @@ RIGHT = [(H0, 0, 0), (H1, 0, 3)]
 
 def say(lake: StreamLake, overrides: dict[str, str]) -> None:
     change = Change("main", properties={OVERRIDES: json.dumps(overrides)})
-    lake.land(Publish(new_id(), (change,), lake.state().timeline))
+    lake.change(change)
 
 
 def wreck(lake: StreamLake) -> None:
     """Take all that `main` holds, as a restored branch may."""
     state = lake.state()
     files = tuple(f for hour in files_by_hour(state.table, "main").values() for f in hour.values())
-    lake.land(Publish(new_id(), (Change("main", remove=files),), state.timeline))
+    lake.change(Change("main", remove=files), timeline=state.timeline)
 
 
 def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
@@ -188,7 +188,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     and the speed layer reads them again."""
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
     before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
-    lake.land(lake.speed(lake.stage(rows), {0: 2}))
+    lake.serve(rows, {0: 2})
     lake.table().manage_snapshots().create_branch(before, "speed").commit()
     assert needs_merge(lake.state()), "the hazard did not happen"
     merge(lake.lake, lake.stream)

@@ -111,7 +111,7 @@ def test_a_head_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, mov
 
 
 def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> None:
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     staged = lake.stage(ROWS)
     state = lake.state()
     publish = lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})), state)
@@ -166,11 +166,8 @@ def test_a_publish_with_a_lost_answer_is_found_behind_newer_publishes(lake: Stre
 
 
 def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
-    first = Publish(
-        new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline
-    )
-    lake.land(first)
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.change(Change("main", properties={"anabranch.a": "1"}))
+    lake.serve(ROWS, {0: 3})
     lake.move("batch")
     lake.move("speed")
     properties = lake.state().branch_properties
@@ -181,7 +178,7 @@ def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
 
 def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     """The hazard: `rewrite_manifests` and other engines leave heads without our properties."""
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     for branch in ("speed", "main", "speed"):
         lake.foreign_commit(branch)
     head = snapshots.head(lake.table(), "speed")
@@ -189,7 +186,7 @@ def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     assert head.summary.get(POSITION) is None, "the hazard did not happen"
     assert lake.state().position.offsets == {0: 3}
     assert lake.state().is_merged
-    lake.land(lake.speed(lake.stage(MORE), {0: 5}))
+    lake.serve(MORE, {0: 5})
     assert lake.state().position.offsets == {0: 5}
 
 
@@ -203,7 +200,7 @@ def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) ->
 def test_a_dropped_speed_branch_begins_where_its_rows_end(lake: StreamLake) -> None:
     """The hazard: made again from `main` at the stream's first position, it would publish every row
     a second time."""
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
@@ -232,8 +229,7 @@ def test_the_newest_snapshots_stay_beside_heads_tags_and_parents(lake: StreamLak
     for branch in BRANCHES:
         lake.move(branch)
     tag = Tag("kept", lake.state().heads["speed"], 3_600_000)
-    publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, tags=(tag,))
-    lake.land(publish)
+    lake.change(Change("speed"), tags=(tag,))
     for _ in range(4):
         lake.move("speed")
     table = lake.table()
@@ -248,7 +244,7 @@ def test_the_newest_snapshots_stay_beside_heads_tags_and_parents(lake: StreamLak
 def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> None:
     """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the
     branch said."""
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     lake.foreign_commit("main")
     lake.foreign_commit("main")
     properties = lake.state().branch_properties["main"]
@@ -332,11 +328,11 @@ def test_metadata_files_that_fell_out_of_the_log_are_deleted(lake: StreamLake) -
 
 
 def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLake) -> None:
-    lake.land(lake.speed(lake.stage(ROWS), {0: 3}))
+    lake.serve(ROWS, {0: 3})
     state = lake.state()
     tag = Tag("main-then", state.heads["main"], 60_000)
-    lake.land(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
-    lake.land(lake.speed(lake.stage(MORE), {0: 5}))
+    lake.change(Change("speed"), timeline=state.timeline, tags=(tag,))
+    lake.serve(MORE, {0: 5})
     ref = lake.table().metadata.refs["main-then"]
     assert ref.snapshot_ref_type == SnapshotRefType.TAG
     assert lake.table().scan(snapshot_id=ref.snapshot_id).to_arrow().num_rows == 3
@@ -377,12 +373,11 @@ def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake)
     timeline = lake.state().timeline
     for i in ("a", "b"):
         row = ledger.decision(FIRST, "sealed", 0, None, NOW, i)
-        lake.land(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,)))
+        lake.change(Change("speed"), timeline=timeline, decisions=(row,))
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
     assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
-    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(frozenset({"a"})))
-    lake.land(publish)
+    lake.change(Change("speed"), timeline=timeline, confirmed=Confirmed(frozenset({"a"})))
     assert [row.decision_id for row in lake.state().decisions] == ["b"]
 
 

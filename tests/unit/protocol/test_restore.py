@@ -23,7 +23,7 @@ from anabranch.protocol.apply import WHY, plan_rows, restore_ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import (
     ACCEPTED,
     OVERRIDES,
@@ -50,7 +50,7 @@ def lake(tmp_path: Path) -> StreamLake:
     layer."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
-    made.land(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9}))
+    made.serve([r for rows in SPEED.values() for r in rows], {0: 9})
     for i in (0, 1):
         accept(made, i)
     return made
@@ -74,7 +74,7 @@ def apply(lake: StreamLake) -> list[str]:
 def give_to_speed(lake: StreamLake, i: int) -> None:
     """An override, and the swap that goes with it."""
     change = Change("main", properties={OVERRIDES: json.dumps({H[i]: "speed"})})
-    lake.land(Publish(new_id(), (change,), lake.state().timeline))
+    lake.change(change)
     merge(lake.lake, lake.stream, everything=True)
 
 
@@ -211,7 +211,7 @@ def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -
         )
         # The lifted override gives it to no other layer; and a publish in between loses no state.
         lifted = Change("main", properties={OVERRIDES: "{}"})
-        lake.land(Publish(new_id(), (lifted,), state.timeline))
+        lake.change(lifted, timeline=state.timeline)
         merge(lake.lake, lake.stream, everything=True)
         assert lake.rows("main") == served
     accept(lake, 1)
@@ -235,7 +235,7 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
     give_to_speed(lake, 1)
     empty = Cut("t", {0: (9, 9)})
     sealed = replace(lake.state().timeline, open=shift(H[3], 1), start={0: 9}, sealed={H[3]: empty})
-    lake.land(Publish(new_id(), (Change("main"),), sealed))
+    lake.change(Change("main"), timeline=sealed)
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     before, rows = lake.state(), lake.rows("main")
@@ -250,7 +250,7 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
     assert lake.lake.land(lake.table(), fence) is not None
     assert lake.state().timeline == before.timeline
-    lake.land(Publish(new_id(), (Change("speed"), Change("main")), state.timeline))
+    lake.change(Change("speed"), Change("main"), timeline=state.timeline)
     assert not lake.state().is_merged
     merge(lake.lake, lake.stream)
     state = lake.state()
@@ -265,18 +265,18 @@ def test_an_accepted_hour_that_an_old_version_seals_is_accepted(lake: StreamLake
     timeline = replace(
         lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty}
     )
-    lake.land(Publish(new_id(), (Change("main"),), timeline))
+    lake.change(Change("main"), timeline=timeline)
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     # It writes the hour as one that waits.
-    lake.land(Publish(new_id(), (Change("speed"),), timeline))
+    lake.change(Change("speed"), timeline=timeline)
     assert lake.state().timeline.sealed == {H[2]: CUTS[2]}
     assert lake.state().is_accepted(H[3])
 
 
 def test_a_batch_branch_dropped_before_all_has_accepted_nothing(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    lake.land(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}))
+    lake.serve([(FIRST, 0, 0)], {0: 1})
     drop(lake, "batch")
     apply(lake)
     assert lake.state().accepted == {}
@@ -348,8 +348,7 @@ def test_a_dropped_ledger_is_written_again_from_the_branches(lake: StreamLake) -
 
 def test_a_waiting_decision_has_more_detail_than_a_restored_one(lake: StreamLake) -> None:
     row = ledger.decision(H[2], "refused", 1, CUTS[2], NOW, reason="the gate")
-    publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, decisions=(row,))
-    lake.land(publish)
+    lake.change(Change("speed"), decisions=(row,))
     assert restore_ledger(lake.lake, lake.stream) == 2
     assert ledger.newest(history(lake))[H[2]].reason == "the gate"
 

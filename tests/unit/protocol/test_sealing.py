@@ -22,7 +22,7 @@ from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import sealing, state
 from anabranch.protocol.dead_letters import waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import (
     BoundaryResolver,
     KafkaOffsets,
@@ -330,8 +330,7 @@ def clock(lake: StreamLake, broker: Broker) -> BoundaryResolver:
 
 def bind(lake: StreamLake, position: Position) -> None:
     """Another publisher moves the position."""
-    publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, position)
-    lake.land(publish)
+    lake.change(Change("speed"), position=position)
 
 
 def test_a_partition_added_before_the_load_is_no_contradiction(lake: StreamLake) -> None:

@@ -13,7 +13,6 @@ from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position, Topic
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import (
     ACCEPTED,
     OVERRIDES,
@@ -96,7 +95,7 @@ def test_the_newest_publish_of_any_branch_has_the_hours(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     for i, branch in enumerate(("speed", "batch", "main", "speed")):
         newer = Timeline(FIRST, H[i], {0: 10 * i})
-        lake.land(Publish(new_id(), (Change(branch),), newer))
+        lake.change(Change(branch), timeline=newer)
         assert lake.state().timeline == newer
     lake.foreign_commit("batch")
     assert lake.state().timeline == newer, (
@@ -114,7 +113,7 @@ def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path
         Change("batch", properties=properties),
         Change("main", properties={OVERRIDES: json.dumps({H[1]: "batch"})}),
     )
-    lake.land(Publish(new_id(), changes, timeline))
+    lake.change(*changes, timeline=timeline)
     state = lake.state()
     assert state.accepted == {H[0]: Accepted(3, cut(0))}
     assert state.overrides == {H[1]: "batch"}

@@ -16,7 +16,6 @@ from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
 from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.build import Built
 from batch_layer.plan import Rebuilt, acceptance_reason, plan_publish
@@ -39,7 +38,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     made = new_lake(
         tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS))
     )
-    made.land(made.speed(made.stage([]), {0: 10 * HOURS}))
+    made.serve([], {0: 10 * HOURS})
     return made
 
 
@@ -70,7 +69,7 @@ def settle(lake: StreamLake) -> None:
     confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), lake.roll())
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))
-    lake.land(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state)
+    lake.change(*changes, confirmed=confirmed, state=state)
 
 
 def state_said(of: State) -> dict[str, str]:

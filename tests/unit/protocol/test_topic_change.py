@@ -263,7 +263,7 @@ def lake(tmp_path: Path) -> StreamLake:
     """Offsets 0 to 2 published, the hour before sealed and waiting, the running one open."""
     timeline = Timeline(BEFORE, NOW_HOUR, {0: 1}, sealed={BEFORE: Cut(OLD, {0: (0, 1)})})
     made = new_lake(tmp_path, timeline=timeline)
-    made.land(made.speed(made.stage(ROWS), {0: 3}))
+    made.serve(ROWS, {0: 3})
     return made
 
 
@@ -317,7 +317,7 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
     assert plan_catch_up(decided.state, decided.position.offsets) is None
     hour = decided.timeline.open
-    lake.land(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5}))
+    lake.serve([(hour, 0, 3), (hour, 0, 4)], {0: 5})
     assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]
     # Hours that were sealed before can be read again.
     state = lake.state()

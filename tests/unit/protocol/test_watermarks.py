@@ -18,7 +18,6 @@ from anabranch.config import EventTime
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, shift, start_of
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.protocol.watermarks import (
     COMPLETE_THROUGH,
@@ -195,7 +194,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
         start={0: 22},
         sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})},
     )
-    lake.land(Publish(new_id(), (Change("speed"),), ended), state)
+    lake.change(Change("speed"), timeline=ended, state=state)
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
     # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
     assert len(lake.table().metadata.snapshots) == before + 5

@@ -308,7 +308,7 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
 
 def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path) -> None:
     made = new_lake(tmp_path, namespace="default")
-    made.land(made.speed(made.stage([(HOUR, 0, 0)]), {0: 1}))
+    made.serve([(HOUR, 0, 0)], {0: 1})
     configure(made)
     events = anabranch.open("events", conf=made.folder)
     assert events.arrow(columns=["n"], hours=HOUR).to_pydict() == {"n": [0]}

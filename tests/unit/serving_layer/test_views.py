@@ -40,7 +40,6 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
-from anabranch.config.views import group_column
 from anabranch.iceberg import admin, expiry, table_schemas
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.file_io import write_files
@@ -56,7 +55,6 @@ from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, Confirmed, State
 from anabranch.protocol.watermarks import plan_hours, plan_open_spans
 from batch_layer.plan import Rebuilt, plan_publish
@@ -162,8 +160,7 @@ class Story:
             start={0: self.offset},
             sealed=before.sealed | {hour: self.cuts[hour]},
         )
-        publish = Publish(new_id(), (Change("speed"),), timeline)
-        self.one.land(publish, state)
+        self.one.change(Change("speed"), timeline=timeline, state=state)
         return True
 
     def accept(self) -> bool | None:
@@ -596,10 +593,6 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
         ["file:///b/2.parquet", "b/1.parquet"]
     )
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
-
-
-def test_partials_have_these_columns_of_groups() -> None:
-    assert group_column("country") == "by_country"
 
 
 def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path: Path) -> None:

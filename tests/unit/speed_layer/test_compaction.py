@@ -305,7 +305,7 @@ def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
     for _ in range(count):
         state = lake.state()
         at = state.position.offsets[0]
-        lake.land(lake.speed(lake.stage([(hour, 0, at)]), {0: at + 1}))
+        lake.serve([(hour, 0, at)], {0: at + 1})
 
 
 def files(lake: StreamLake, branch: str = "main", hour: str = FIRST) -> set[str]:
@@ -361,7 +361,7 @@ def test_an_ended_hour_that_waits_is_one_file(lake: StreamLake, rolling: Compact
     publish(lake, 5)
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    lake.land(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed))
+    lake.serve([(NEXT, 0, 5)], {0: 6}, timeline=sealed)
     assert has_ended(lake.state(), FIRST)
     assert not has_ended(lake.state(), NEXT)
     rolling.finish()
