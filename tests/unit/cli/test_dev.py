@@ -4,19 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from conf_folders import said
 
-from anabranch.cli.dev import dev
 from anabranch.common.errors import ConfigurationError
 from anabranch.dev import services
 from anabranch.dev.services.processes import free_port
 from anabranch.spark.jars import Jars
-
-
-def test_help_lists_the_commands() -> None:
-    answer = CliRunner().invoke(dev, ["--help"])
-    assert answer.exit_code == 0
-    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "topic", "send"))
 
 
 def test_the_services_of_a_home_that_never_ran_are_stopped(tmp_path: Path) -> None:
@@ -30,9 +23,8 @@ def test_the_services_of_a_home_that_never_ran_are_stopped(tmp_path: Path) -> No
 
 
 def test_down_is_fine_when_nothing_runs(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(dev, ["down", "--home", str(tmp_path / "home"), "--output", "json"])
-    assert answer.exit_code == 0
-    assert json.loads(answer.output) == {"stopped": [], "wiped": False}
+    answer = said("dev", "down", "--home", str(tmp_path / "home"), "--output", "json")
+    assert json.loads(answer) == {"stopped": [], "wiped": False}
     assert not (tmp_path / "home").exists()
 
 
@@ -54,9 +46,8 @@ def test_down_without_wipe_keeps_the_data(tmp_path: Path) -> None:
 
 
 def test_a_port_out_of_range_is_wrong_usage(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(dev, ["up", "--home", str(tmp_path), "--kafka-port", "65536"])
-    assert answer.exit_code == 2
-    assert "65536" in answer.output
+    arguments = ("dev", "up", "--home", str(tmp_path), "--kafka-port", "65536")
+    assert "65536" in said(*arguments, expect=2)
 
 
 def test_one_port_for_both_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -80,6 +71,4 @@ def test_a_home_is_one_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["", "a b", "..", "x" * 250])
 def test_a_name_that_no_topic_may_have_is_wrong_usage(name: str) -> None:
-    answer = CliRunner().invoke(dev, ["topic", name])
-    assert answer.exit_code == 2
-    assert "1 to 249 of" in answer.output
+    assert "1 to 249 of" in said("dev", "topic", name, expect=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from conf_folders import said
 
 from anabranch.cli import main
 from anabranch.cli.docs import section_of
@@ -37,28 +37,22 @@ def commands() -> set[str]:
     return {name for name in re.findall(r"`anabranch docs ([\w/-]+)`", text) if name != "PAGE"}
 
 
-def docs(*arguments: str, expect: int = 0) -> str:
-    done = CliRunner().invoke(main, ["docs", *arguments])
-    assert done.exit_code == expect, done.output
-    return done.output
-
-
 def test_the_pages_are_listed_with_their_titles() -> None:
-    assert re.search(r"^how-to/query +Query$", docs(), re.MULTILINE)
-    assert "anabranch docs PAGE" in docs()
+    assert re.search(r"^how-to/query +Query$", said("docs"), re.MULTILINE)
+    assert "anabranch docs PAGE" in said("docs")
 
 
 @pytest.mark.parametrize("name", sorted(named()))
 def test_comments_and_alerts_name_existing_output(name: str) -> None:
     page, _, section = name.partition("#")
-    text = docs(name)
+    text = said("docs", name)
     whole = (ROOT / page).read_text(encoding="utf-8")
     assert text in whole and (len(text) < len(whole) / 2 if section else text == whole)
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_readme_of_a_new_folder_names_a_page(name: str) -> None:
-    assert docs(name).startswith("# ")
+    assert said("docs", name).startswith("# ")
 
 
 def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> None:
@@ -66,12 +60,16 @@ def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> 
     assert section_of(text, "whats-b") == "## What's `b`?\nb\n```\n# code\n```\n### C\nc\n"
     assert section_of(text, "d") == "## D\nd\n"
     assert section_of(text, "code") == ""
-    assert docs("formats") == docs("formats.md") == docs("docs/reference/formats.md")
+    assert (
+        said("docs", "formats")
+        == said("docs", "formats.md")
+        == said("docs", "docs/reference/formats.md")
+    )
 
 
 def test_a_page_or_section_that_is_not_there_is_wrong_usage() -> None:
-    assert "expected one of the pages" in docs("nothing", expect=2)
-    assert "expected a section of how-to/query.md" in docs("query#nothing", expect=2)
+    assert "expected one of the pages" in said("docs", "nothing", expect=2)
+    assert "expected a section of how-to/query.md" in said("docs", "query#nothing", expect=2)
 
 
 # Files that `anabranch init` writes, and their places: a newcomer's first minutes.
@@ -79,27 +77,20 @@ def test_a_page_or_section_that_is_not_there_is_wrong_usage() -> None:
 README = ROOT / "anabranch" / "starter_files" / "README.md"
 
 
-def init(*arguments: str) -> str:
-    done = CliRunner().invoke(main, ["init", *arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_the_current_folder_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = init()
+    printed = said("init")
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()
     assert (tmp_path / "README.md").read_bytes() == README.read_bytes()
-    assert "edit: conf/streams/game_events.yaml is one topic" in said
-    assert "edit: conf/anabranch.yaml has the addresses of Kafka, S3 and the catalog" in said
-    assert "next: anabranch dev up, anabranch apply" in said
-    again = CliRunner().invoke(main, ["init"])
-    assert (again.exit_code, "expected none of its files" in again.output) == (2, True)
+    assert "edit: conf/streams/game_events.yaml is one topic" in printed
+    assert "edit: conf/anabranch.yaml has the addresses of Kafka, S3 and the catalog" in printed
+    assert "next: anabranch dev up, anabranch apply" in printed
+    assert "expected none of its files" in said("init", expect=2)
 
 
 def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: an image of a version that no index has."""
-    init(str(tmp_path / "of a checkout"))
+    said("init", str(tmp_path / "of a checkout"))
     assert [one.name for one in (tmp_path / "of a checkout" / "wheels").iterdir()] == ["README"]
     wheel = tmp_path / "my dist" / "anabranch-0.1.0-py3-none-any.whl"
     wheel.parent.mkdir()
@@ -111,21 +102,21 @@ def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             return json.dumps(origin) if name == "direct_url.json" else None
 
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
-    init(str(tmp_path / "of a wheel"))
+    said("init", str(tmp_path / "of a wheel"))
     assert (tmp_path / "of a wheel" / "wheels" / wheel.name).read_bytes() == b"a wheel"
 
 
 def test_an_existing_readme_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a lake").mkdir()
     (tmp_path / "a lake" / "README.md").write_text("mine")
-    said = init(str(tmp_path / "a lake"))
+    printed = said("init", str(tmp_path / "a lake"))
     assert (tmp_path / "a lake" / "README.md").read_text() == "mine"
-    assert "README.md\n" not in said
-    assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in said
+    assert "README.md\n" not in printed
+    assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in printed
 
 
 def test_the_readme_names_existing_commands_files_and_keys(tmp_path: Path) -> None:
-    init(str(tmp_path))
+    said("init", str(tmp_path))
     text = README.read_text(encoding="utf-8")
     for place in re.findall(r"^\| (.*?) \|", text, re.MULTILINE)[1:]:
         for name in re.findall(r"`(.*?)`", place):

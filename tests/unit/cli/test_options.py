@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
-from anabranch.cli import main
+from conf_folders import said
 
 
 @pytest.mark.parametrize(
@@ -33,6 +31,4 @@ from anabranch.cli import main
     ],
 )
 def test_a_wrong_hour_is_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])
-    assert done.exit_code == 2
-    assert message in done.output
+    assert message in said(*arguments, "--conf", str(tmp_path), expect=2)

@@ -8,14 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import psutil
 import pytest
 from waiting import wait_for
 
-from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.common.temporary import locked
+from anabranch.common.errors import Terminal, Transient
 from anabranch.dev import services
 from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon
@@ -72,11 +70,6 @@ def test_a_damaged_port_file_counts_as_none(daemon: Daemon, content: str) -> Non
     assert daemon.last_port() is None
 
 
-def test_it_has_a_session_of_its_own(daemon: Daemon) -> None:
-    process = _start(daemon)
-    assert os.getsid(process.pid) == process.pid != os.getsid(0)
-
-
 def test_a_killed_process_is_not_found(daemon: Daemon) -> None:
     process = _start(daemon)
     os.kill(process.pid, signal.SIGKILL)
@@ -113,47 +106,6 @@ def test_one_that_ends_at_once_is_reported_with_the_end_of_its_log(daemon: Daemo
 def test_one_that_does_not_answer_is_reported_after_the_deadline(daemon: Daemon) -> None:
     with pytest.raises(Transient, match="has not answered"):
         daemon.await_answer(_start(daemon), lambda: False, 0.2)
-
-
-def test_a_taken_port_is_refused_with_the_flag_for_another() -> None:
-    with socket.socket() as holder:
-        holder.bind((processes.HOST, 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        found = rf"Kafka needs port {port} .*lsof -i :{port}.*--kafka-port"
-        with pytest.raises(ConfigurationError, match=found):
-            processes.require_free_port(port, "Kafka", "--kafka-port")
-    processes.require_free_port(port, "Kafka", "--kafka-port")
-
-
-def test_a_free_port_is_none_of_those_to_avoid(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = iter([7001, 7001, 7002])
-
-    class Probe:
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def bind(self, address: tuple[str, int]) -> None:
-            assert address == (processes.HOST, 0)
-
-        def getsockname(self) -> tuple[str, int]:
-            return processes.HOST, next(offered)
-
-    monkeypatch.setattr(socket, "socket", Probe)
-    assert processes.free_port(7001) == 7002
-
-
-def test_one_process_at_a_time_has_a_lock(tmp_path: Path) -> None:
-    waited: list[bool] = []
-    with locked(tmp_path / "lock", 5):
-        second = locked(tmp_path / "lock", 0.2, lambda: waited.append(True))
-        with pytest.raises(Transient, match="taken by another process"), second:
-            pytest.fail("two have the lock")
-    assert waited == [True]
-    with locked(tmp_path / "lock", 0):
-        pass
 
 
 def _answer_once(reply: bytes) -> tuple[int, threading.Thread]:
@@ -222,14 +174,6 @@ def test_the_broker_listens_on_this_machine_alone_and_forgets_nothing() -> None:
     }
     assert len(replicated) == 6
     assert set(replicated.values()) == {1}
-
-
-def test_a_private_file_is_private(tmp_path: Path) -> None:
-    (tmp_path / "s3.properties").write_text("old")
-    (tmp_path / "s3.properties").chmod(0o644)
-    processes.write_private(tmp_path / "s3.properties", "new")
-    assert (tmp_path / "s3.properties").read_text() == "new"
-    assert (tmp_path / "s3.properties").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_broker_behind_a_proxy_sends_its_clients_there() -> None:

@@ -32,17 +32,11 @@ def test_exact_with_a_duplicate_left_out_by_the_batch_layer() -> None:
     assert comparison.duplicate == 1
 
 
-def test_exact_with_a_duplicate_kept_by_the_speed_layer() -> None:
+def test_a_duplicate_is_kept_by_the_speed_layer_and_not_without_its_original() -> None:
     comparison = _compare([*ROWS, REPEATED], batch=False)
     assert comparison.is_exact
     assert (comparison.rows, comparison.duplicate) == (4, 0)
-
-
-def test_a_duplicate_that_the_speed_layer_misses_is_lost() -> None:
     assert _compare(ROWS, batch=False).lost == ((0, 2),)
-
-
-def test_a_duplicate_without_its_original_is_lost() -> None:
     assert _compare(ROWS[1:]).lost == ((0, 0), (0, 2))
 
 

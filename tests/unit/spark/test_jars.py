@@ -39,22 +39,11 @@ def test_every_direct_dependency_of_ivy_xml_has_a_checksum_in_its_conf() -> None
             assert f"{conf}/{dependency.attrib['name']}-{dependency.attrib['rev']}.jar" in listed
 
 
-def test_every_conf_has_jars() -> None:
-    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == {
-        "spark", "spark40", "broker", "s3",
-    }  # fmt: skip
-
-
 def test_the_jobs_jars_are_those_of_the_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jars.CONFS[0] == jars.JOBS[0] == jars._of_jobs()
     for installed, conf in (("4.0.1", "spark40"), ("4.1.3", "spark")):
         monkeypatch.setattr(jars, "version", lambda _, found=installed: found)
         assert jars._of_jobs() == conf
-
-
-def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
-    content = {"spark__a-1": b"a", "s3__b-2": b"b"}
-    jars.verify(_folder(tmp_path / "jars", **content), _sums(tmp_path / "sums", **content))
 
 
 @pytest.mark.parametrize(
@@ -94,11 +83,6 @@ def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
     (tmp_path / "sums").write_text(f"{'0' * 64}  s3/a.jar\n{'1' * 64}  s3/a.jar\n")
     with pytest.raises(Terminal, match=r"expected each jar once, found s3/a\.jar again"):
         jars.read_sums(tmp_path / "sums")
-
-
-def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "elsewhere"))
-    assert jars.cache_folder() == tmp_path / "elsewhere"
 
 
 def test_a_user_without_a_home_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

