@@ -8,15 +8,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from anabranch.cli.options import conf_folder
-from anabranch.cli.report import Event, local_report, report
+from anabranch.cli.report import Event, Text, local_report, report, table_of
 
 if TYPE_CHECKING:
     from anabranch.dev.services import ServiceStatus
@@ -180,7 +180,7 @@ def produce(
     from anabranch import config
     from anabranch.common.errors import ConfigurationError, Transient
     from anabranch.dev.producers import produce as producing
-    from anabranch.dev.producers.events import Ack
+    from anabranch.dev.producers.events import KINDS, Ack
 
     if stream != producing.STREAM:
         raise ConfigurationError(
@@ -209,17 +209,34 @@ def produce(
             stop=stop,
             on_ack=on_ack,
         )
-    yield Event(
-        producing.as_json(stream, sent),
-        [producing.as_text(stream, sent, time.monotonic() - began)],
-        exit_code=128 + signals[0] if signals else 0,
-    )
+    view = {
+        "stream": stream,
+        "topic": sent.topic,
+        "sent": {kind: sent.sent[kind] for kind in KINDS},
+        "acknowledged": sent.acknowledged,
+        "failed": sent.failed,
+        "by_hour": sent.by_hour(),
+    }
+    text = _sent_text(view, time.monotonic() - began)
+    yield Event(view, text, exit_code=128 + signals[0] if signals else 0)
     if sent.failed and not signals:
         raise Transient(
             f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found "
             f"{sent.acknowledged}; the first failure: {sent.first_error}. 'anabranch dev up' "
             "starts a broker that does not run."
         )
+
+
+def _sent_text(view: Mapping[str, Any], seconds: float) -> Text:
+    """Return the sent records by kind, and the acknowledged ones by hour."""
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in view["sent"].items() if n)
+    total = sum(view["sent"].values())
+    yield (
+        f"{view['stream']}: sent {total:,} records to topic {view['topic']} in {seconds:.1f} s: "
+        f"{kinds or 'nothing'}"
+    )
+    yield f"acknowledged {view['acknowledged']:,} of {total:,}, failed {view['failed']:,}"
+    yield table_of({"hour": hour, **counts} for hour, counts in view["by_hour"].items())
 
 
 @dev.command()

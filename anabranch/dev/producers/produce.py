@@ -19,7 +19,6 @@ from anabranch import config
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.process import in_own_thread
 from anabranch.dev.producers.events import (
-    KINDS,
     Ack,
     ProducerRecord,
     Sent,
@@ -194,35 +193,6 @@ def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -
             time.sleep(0.01)  # the futures are set a moment after the flush
     for _ in pending:
         sent.fail(Transient("no acknowledgement in time"))
-
-
-def as_json(stream: str, sent: Sent) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        "topic": sent.topic,
-        "sent": {kind: sent.sent[kind] for kind in KINDS},
-        "acknowledged": sent.acknowledged,
-        "failed": sent.failed,
-        "by_hour": sent.by_hour(),
-    }
-
-
-def as_text(stream: str, sent: Sent, seconds: float) -> str:
-    """Return the sent records by kind, and the acknowledged ones by hour, as text."""
-    kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
-    total = sent.sent.total()
-    lines = [
-        (
-            f"{stream}: sent {total:,} records to topic {sent.topic} in {seconds:.1f} s: "
-            f"{kinds or 'nothing'}"
-        ),
-        f"acknowledged {sent.acknowledged:,} of {total:,}, failed {sent.failed:,}",
-    ]
-    if sent.acks:
-        lines.append(f"{'hour':<14}" + "".join(f"{kind:>11}" for kind in KINDS))
-        for hour, counts in sent.by_hour().items():
-            lines.append(f"{hour:<14}" + "".join(f"{counts[kind]:>11,}" for kind in KINDS))
-    return "\n".join(lines)
 
 
 @contextmanager
