@@ -294,7 +294,7 @@ def _send_lineage(chosen: StreamSelection, span: tuple[str, str] | None) -> Resu
 
         receiver, sent = Receiver(settings), []
         for row in reporting.decisions_of(job, span):
-            events = reporting.run_events(subject, row)
+            events = subject.events(row)
             receiver.send(events)
             of_row = {name: getattr(row, name) for name in ("hour", "revision", "decision")}
             sent.append({**of_row, "run": events[0].run.runId})

@@ -231,19 +231,19 @@ class Subject:
         by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
-
-def events_of(subject: Subject, row: LedgerRow) -> tuple[RunEvent, RunEvent]:
-    """Return the START event of a run, with inputs and outputs, and its end, with the result."""
-    ended = RunState.COMPLETE if error_of(row) is None else RunState.FAIL
-    began = row.run.began if row.run is not None else row.recorded_at
-    facets = _common_facets(row)
-    start = _event(subject, row, RunState.START, min(began, row.recorded_at), facets)
-    start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
-    start.outputs = [_dataset(OutputDataset, table_name(subject.table.location()), {})]
-    end = _event(subject, row, ended, row.recorded_at, facets | _final_facets(row))
-    end.inputs = [_input(subject, row)]
-    end.outputs = _outputs(subject, row)
-    return start, end
+    def events(self, row: LedgerRow) -> tuple[RunEvent, RunEvent]:
+        """Return the START event of a run, with inputs and outputs, and its end, with the
+        result."""
+        ended = RunState.COMPLETE if error_of(row) is None else RunState.FAIL
+        began = row.run.began if row.run is not None else row.recorded_at
+        facets = _common_facets(row)
+        start = _event(self, row, RunState.START, min(began, row.recorded_at), facets)
+        start.inputs = [_dataset(InputDataset, self.topic, _topic_facets(self))]
+        start.outputs = [_dataset(OutputDataset, table_name(self.table.location()), {})]
+        end = _event(self, row, ended, row.recorded_at, facets | _final_facets(row))
+        end.inputs = [_input(self, row)]
+        end.outputs = _outputs(self, row)
+        return start, end
 
 
 def _event(
@@ -403,23 +403,17 @@ def _column_lineage(
     """Return the source fields of each column: the record's field, or those in the file's `select`;
     for the event date the event time."""
     stream = subject.stream
-    source_fields: dict[str, tuple[str, ...]] = {
-        c.name: (c.name,) for c in stream.columns if not c.rescues
-    }
-    source_fields |= {selected.name: selected.fields for selected in stream.select or ()}
+    chosen, plain = stream.select or (), [c.name for c in stream.columns if not c.rescues]
+    source_fields = {name: (name,) for name in plain} | {one.name: one.fields for one in chosen}
+    kinds = dict.fromkeys(plain, "field") | {one.name: one.kind for one in chosen}
     in_record = {column.name: ".".join(column.field) for column in stream.record_columns}
-    unchanged = {*source_fields} - {
-        selected.name for selected in stream.select or () if selected.kind != "field"
-    }
-    masked = {
-        selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")
-    }
     if stream.event_time is not None:
         source_fields["event_date"] = (stream.event_time.column,)
     lineage = {}
     for name in (field.name for field in schema.fields if source_fields.get(field.name)):
-        kind = "IDENTITY" if name in unchanged else "TRANSFORMATION"
-        how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
+        kind = "IDENTITY" if kinds.get(name) == "field" else "TRANSFORMATION"
+        masks = kinds.get(name) in ("hash", "truncate")
+        how = column_lineage_dataset.Transformation("DIRECT", kind, "", masks)
         sources = [
             column_lineage_dataset.InputField(*subject.topic, in_record.get(field, field), [how])
             for field in source_fields[name]

@@ -17,8 +17,6 @@ from anabranch.iceberg.ledger_files import Span
 from anabranch.protocol.ledger_row import LedgerRow
 
 if TYPE_CHECKING:
-    from openlineage.client.event_v2 import RunEvent
-
     from anabranch.job import Job
     from anabranch.lineage.events import Subject
 
@@ -49,12 +47,6 @@ def subject_of(job: Job) -> Subject:
     return Subject(
         job.environment, stream, lake.load(stream.table), lake.load(stream.dead_letters_table)
     )
-
-
-def run_events(subject: Subject, row: LedgerRow) -> tuple[RunEvent, RunEvent]:
-    from anabranch.lineage.events import events_of
-
-    return events_of(subject, row)
 
 
 def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
@@ -95,7 +87,7 @@ def _send_since(job: Job, sequence: int) -> None:
         receiver, subject = Receiver(job.environment.lineage), subject_of(job)
         until = time.monotonic() + JOBS_WAIT.total_seconds()
         while unsent and time.monotonic() < until:
-            receiver.send(run_events(subject, unsent[0]))
+            receiver.send(subject.events(unsent[0]))
             unsent = unsent[1:]
     except Exception as error:
         LOG.warning("stream %s: lineage not sent: %s", job.stream.name, error)

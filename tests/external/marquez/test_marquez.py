@@ -24,7 +24,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.lineage.events import table_name
 from anabranch.lineage.receiver import Receiver
-from anabranch.lineage.reporting import report_lineage, run_events, subject_of
+from anabranch.lineage.reporting import report_lineage, subject_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id
@@ -108,7 +108,7 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
         lake.ledger.record(rows)
 
     recorded = [r for r in lake.ledger.history() if r.decision != "sealed"]
-    ends = [run_events(subject_of(job), row)[1] for row in recorded]
+    ends = [subject_of(job).events(row)[1] for row in recorded]
     # Marquez shows a job under the name of its parent.
     path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"
     wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs")
@@ -138,6 +138,6 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
 
     # Sent again, no run is there twice.
     for row in recorded:
-        Receiver(settings).send(run_events(subject_of(job), row))
+        Receiver(settings).send(subject_of(job).events(row))
     assert {run["id"] for run in ask(f"{path}/runs")["runs"]} == set(shown)
     assert {run["state"] for run in ask(f"{path}/runs")["runs"]} == {"COMPLETED", "FAILED"}

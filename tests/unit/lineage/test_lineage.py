@@ -142,7 +142,7 @@ def events_of(lake: StreamLake) -> list[dict[str, Any]]:
     return [
         json.loads(Serde.to_json(event))
         for row in reporting_module.decisions_of(job, None)
-        for event in reporting_module.run_events(subject, row)
+        for event in subject.events(row)
     ]
 
 
