@@ -234,9 +234,7 @@ def complete(chosen: StreamSelection, event_time: str | None) -> Result:
 @click.command()
 @all_streams
 @hours_option
-@click.option(
-    "--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records."
-)
+@click.option("--no-kafka", is_flag=True, help="Do not read Kafka.")
 @click.option(
     "--table",
     metavar="TABLE",
