@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from anabranch.common.arrays import grouped
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
 from anabranch.decode import Decoded, Decoder, decode_spec, inputs
@@ -154,16 +154,14 @@ def _letters(name: str) -> str:
 def _reasons(records: pa.RecordBatch, decoded: Decoded) -> list[Reason]:
     """Return the reasons of dead letters, the most frequent first."""
     places = {name: records.column(name).to_pylist() for name in ("partition", "offset")}
-    counts, firsts = Counter[str](), dict[str, int]()
-    for i, (code, text) in sorted(decoded.errors.items()):
-        # The text after it has the value that was found.
-        reason = f"{code}: {text.partition(', found ')[0]}"
-        counts[reason] += 1
-        firsts.setdefault(reason, i)
+    # The text after `found` has the value that was found.
+    texts = {
+        i: f"{code}: {text.partition(', found ')[0]}" for i, (code, text) in decoded.errors.items()
+    }
+    alike = grouped(sorted(texts), texts.__getitem__).values()
     return [
-        Reason(count, *decoded.errors[i], places["partition"][i], places["offset"][i])
-        for reason, count in counts.most_common()
-        for i in (firsts[reason],)
+        Reason(1 + len(more), *decoded.errors[i], places["partition"][i], places["offset"][i])
+        for i, *more in sorted(alike, key=len, reverse=True)
     ]
 
 

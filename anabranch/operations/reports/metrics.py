@@ -122,10 +122,6 @@ def _complete_through(members: Sequence[Readings]) -> float | None:
     return end_of(hour).timestamp() if hour is not None else None
 
 
-def _completeness(members: Sequence[Readings]) -> float:
-    return max(status.completeness_seconds(r.status, r.at) for r in members)
-
-
 def _last_publish(r: Readings) -> Values:
     return {
         (branch,): at.timestamp() for branch, at in r.status.last_publish.items() if at is not None
@@ -176,27 +172,19 @@ def _durations(key: str) -> Callable[[Readings], Values]:
     }
 
 
-def _counts(key: str, *known: str) -> Callable[[Readings], Values]:
-    """Return the counts by layer and label. Those of `known` labels begin at 0, because PromQL's
-    increase() does not see a counter's first value."""
+def _counts(key: str, *known: str, of_one: int = 1) -> Callable[[Readings], Values]:
+    """Return the counts by layer and label, `of_one` of them as one. Those of `known` labels begin
+    at 0, because PromQL's increase() does not see a counter's first value."""
 
     def by_layer(r: Readings) -> Values:
         found: dict[tuple[str, ...], float] = {}
         for layer, measured in r.content.measured.items():
             counts = {label: n for (name, label), n in measured.counts.items() if name == key}
             for label, n in (dict.fromkeys(known, 0) | counts).items():
-                found[(layer, label) if label else (layer,)] = n
+                found[(layer, label) if label else (layer,)] = n / of_one
         return found
 
     return by_layer
-
-
-def _cpu_seconds(r: Readings) -> Values:
-    return {
-        (layer,): measured.counts[CPU, ""] / 1000
-        for layer, measured in r.content.measured.items()
-        if (CPU, "") in measured.counts
-    }
 
 
 def _table(value: Callable[[TableGrowth], int]) -> Callable[[Readings], Values]:
@@ -241,7 +229,7 @@ GROUPS: tuple[Row[Sequence[Readings]], ...] = (
     Row(
         "group_completeness_seconds",
         "Time since the end of the oldest hour that is not complete in every stream.",
-        _completeness,
+        lambda members: max(status.completeness_seconds(r.status, r.at) for r in members),
     ),
 )
 """Metrics of a group whose streams were all read."""
@@ -473,7 +461,7 @@ READ: tuple[Row[Readings], ...] = (
     Row(
         "cpu_seconds",
         "CPU time of jobs of one stream on their own machine, without executors on others.",
-        _cpu_seconds,
+        _counts(CPU, of_one=1000),
         _LAYER,
         CounterMetricFamily,
     ),
