@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -329,7 +329,7 @@ def derive(
         return Derived(
             sql,
             {rows: plan_files(stream.table, state.table, snapshot_id, hours)},
-            add_functions=functions_of(stream, view),
+            add_functions=add_functions,
         )
     pinned = partial_hours(lake, stream, view, state)
     taken = frozenset(pinned.taken).intersection(pinned.taken if hours is None else hours)
@@ -340,14 +340,7 @@ def derive(
             plan_files(stream.partials_table(view), pinned.partials, None, taken), listed=known
         )
     sql = view_sql(DUCKDB, stream, view, state, source(stored) if taken else None, source(rows))
-    return Derived(sql, files, add_functions=functions_of(stream, view))
-
-
-def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-    """Return a function that registers the view's own SQL functions; None without any."""
-    if all(partial.kind != "sketch" for partial in stream.partials(view)):
-        return None
-    return add_functions
+    return Derived(sql, files, add_functions=add_functions)
 
 
 def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
@@ -495,8 +488,7 @@ def compute(
     )
     with connected() as connection:
         connection.register(_ROWS, rows.dataset())
-        if (add_functions := functions_of(stream, view)) is not None:
-            add_functions(connection)
+        add_functions(connection)
         connection.register(
             "provenance",
             pa.table(

@@ -28,6 +28,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Any, Literal
 
 from pyiceberg.manifest import DataFile
@@ -253,12 +254,8 @@ def plan_changes(
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
     """Return the token of a consumer with a snapshot of `main` of `snapshot_at`. It covers the rows
     before the first that may be of a later publish. `rows`: the whole ledger."""
-    before: LedgerRow | None = None
-    for row in rows:
-        if row.recorded_at >= snapshot_at - _DOUBT:
-            break
-        before = row
-    return Token(stream, cursor=Cursor.at(before) if before is not None else None)
+    before = [*takewhile(lambda row: row.recorded_at < snapshot_at - _DOUBT, rows)]
+    return Token(stream, cursor=Cursor.at(before[-1]) if before else None)
 
 
 def replaced(

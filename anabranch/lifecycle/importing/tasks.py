@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from anabranch.common.arrays import find_sorted
+from anabranch.common.arrays import find_sorted, groups_by_size
 from anabranch.common.errors import AnabranchError, Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.decode.values import dates_of
@@ -136,14 +136,9 @@ def plan_window(
         before.update(one.rows)
     later = (late, first_number(last) + before[last]) if late is not None else ()
     # Consecutive parts have neighbouring hours, so that few files are written.
-    most, groups, full = size / workers.at_once, list[list[tuple[Part, Numbers]]](), 0
-    for part, known, rows in chosen:
-        if not groups or full + rows > most:
-            groups.append([])
-            full = 0
-        groups[-1].append((part, Numbers(known, *later)))
-        full += rows
-    return Window(reader, tuple(map(tuple, groups)), first, last)
+    groups = groups_by_size(chosen, lambda one: one[2], size // workers.at_once)
+    parts = [tuple((part, Numbers(known, *later)) for part, known, _ in group) for group in groups]
+    return Window(reader, tuple(parts), first, last)
 
 
 def read_facts(
