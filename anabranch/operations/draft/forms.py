@@ -345,8 +345,8 @@ def _of_changes(
     schema = _schema_of(objects, "after") or _schema_of(objects, "before")
     rows = [one for one in map(_row, changes) if one is not None]
     if schema and not any(isinstance(change.get("after"), str) for change in changes):
-        for one in schema:
-            sketch.add(column_of(one), one["field"], ("row", one["field"]))
+        for name, of_row in schema.items():
+            sketch.add(of_row, name, ("row", name))
     else:
         sketch.add_fields(rows, stamps, ("row",))
         sketch.comments.append(
@@ -406,19 +406,36 @@ def add_change(sketch: Sketch, key: Sequence[str], source: Mapping[str, Guess]) 
     sketch.has_states = True
 
 
-def _schema_of(objects: Sequence[Object], field: str = "") -> list[Any]:
-    """Return the fields of the schemas beside values, or of their `field`; of each name that of the
-    newest."""
-    found = dict[str, Any]()
+def _schema_of(objects: Sequence[Object], field: str = "") -> dict[str, Guess]:
+    """Return the columns of the schemas beside values, or of their `field`; of each name that of
+    the newest, and STRING if another contradicts it."""
+    found = dict[str, Guess]()
     for one in reversed(objects):
         schema = one.get("schema")
         if not isinstance(schema, Mapping) or schema.get("type") != "struct":
             continue
         parts = _fields_in(schema)
         for name, part in (_fields_in(parts.get(field)) if field else parts).items():
-            if is_usable(name):
-                found.setdefault(name, part)
-    return list(found.values())
+            if is_usable(name) and _contradict(found.setdefault(name, column_of(part)), part):
+                found[name] = Guess("string", note="schemas beside the values differ")
+    return found
+
+
+def _contradict(newest: Guess, other: object) -> bool:
+    """Return whether values of another schema would be other times or decimals in a column."""
+    of = column_of(other)
+    if newest.notation == Notation() or newest == of:
+        return False
+    if "<" in newest.type and "<" in of.type:
+        scales, others = _scales(newest.type), _scales(of.type)
+        has_other = any(others.get(name, scale) != scale for name, scale in scales.items())
+        return has_other or of.notation not in (newest.notation, Notation())
+    return of.notation != newest.notation or _scales(newest.type) != _scales(of.type)
+
+
+def _scales(kind: str) -> dict[str, str]:
+    """Return the digits after the point of decimals, by the names of their fields."""
+    return dict(re.findall(r"(\w*):?decimal\(\d+,(\d+)\)", kind))
 
 
 def _fields_in(schema: Any) -> dict[str, Any]:
@@ -431,8 +448,8 @@ def _fields_in(schema: Any) -> dict[str, Any]:
 def _add_connect(sketch: Sketch, objects: Sequence[Object], stamps: Sequence[int]) -> None:
     """Add the fields of Kafka Connect's payloads, by the schema beside them if there is one."""
     payloads = [one["payload"] for one in objects if one["payload"] is not None]
-    for one in _schema_of(objects):
-        sketch.add(column_of(one), one["field"], ("payload", one["field"]))
+    for name, of in _schema_of(objects).items():
+        sketch.add(of, name, ("payload", name))
     if not sketch.columns and all(isinstance(one, Mapping) for one in payloads):
         sketch.add_fields(payloads, stamps, ("payload",))
     if not sketch.columns:

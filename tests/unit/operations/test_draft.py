@@ -703,6 +703,30 @@ def test_decimals_whose_scale_no_column_has_are_text(scale: str | None) -> None:
     assert file_of(values)["schema"] == {"n": {"type": "STRING", "from": "payload.n"}}
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "column"),
+    [
+        (("bytes", "org.apache.kafka.connect.data.Decimal", "2"), ("bytes", "org.apache.kafka.connect.data.Decimal", "4"), "STRING"),
+        (("int64", "io.debezium.time.Timestamp", ""), ("int64", "io.debezium.time.MicroTimestamp", ""), "STRING"),
+        (("int32", "", ""), ("int64", "io.debezium.time.Timestamp", ""), "STRING"),
+        (("int32", "", ""), ("int64", "", ""), "BIGINT"),
+        (("bytes", "org.apache.kafka.connect.data.Decimal", "2", "9"), ("bytes", "org.apache.kafka.connect.data.Decimal", "2", "12"), "DECIMAL(12,2)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_times_and_decimals_that_schemas_beside_values_write_otherwise_are_text(
+    one: tuple[str, ...], other: tuple[str, ...], column: str, is_turned: bool
+) -> None:
+    def sent(kind: str, name: str, scale: str, digits: str = "") -> object:
+        parameters = {"scale": scale, "connect.decimal.precision": digits}
+        field = {"type": kind, "field": "n", "name": name, "parameters": parameters}
+        value = "AeJA" if scale else 1795860000000
+        return {"schema": {"type": "struct", "fields": [field]}, "payload": {"n": value}}
+
+    kinds = [other, one] if is_turned and column == "STRING" else [one, other]
+    assert file_of([sent(*kind) for kind in kinds])["schema"]["n"]["type"] == column
+
+
 def test_decimals_of_kafka_connect_may_be_numbers() -> None:
     decimal = {"name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
     total = {"type": "bytes", "field": "total", **decimal}
