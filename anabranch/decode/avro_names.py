@@ -19,6 +19,16 @@ class Incompatible(Exception):
     """A writer's schema that cannot be read as the stream's columns; the message says why."""
 
 
+# Times that Kafka Connect names beside a number, most of them Debezium's, as Avro's logical types.
+_TIMES = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Timestamp": "timestamp-millis",
+    "io.debezium.time.MicroTimestamp": "timestamp-micros",
+    "io.debezium.time.NanoTimestamp": "timestamp-nanos",
+    "org.apache.kafka.connect.data.Date": "date",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
+}
+
 MEMBER = "member_"
 """Before the name of a union's type, the field of a STRUCT with one for each."""
 
@@ -197,7 +207,7 @@ def _full_name(name: str, namespace: str | None) -> str:
 
 def _logical(schema: Mapping[str, Any]) -> str:
     """Return the logical type; empty for a decimal with invalid digits, which Avro ignores."""
-    logical = schema.get("logicalType")
+    logical = schema.get("logicalType", _TIMES.get(str(schema.get("connect.name"))))
     digits = _digits(schema)
     if logical == "decimal" and not (
         schema["type"] in ("bytes", "fixed")

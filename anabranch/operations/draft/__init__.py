@@ -221,7 +221,9 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
         if match is None or code not in ("wrong_type", "unreadable_timestamp"):
             continue
         if sketch.schema is not None:
-            widened |= _declare_wider(sketch, match[0])
+            kind = decoded.rows.schema.field(match[0]).type
+            is_time = code == "unreadable_timestamp" and not pa.types.is_nested(kind)
+            widened |= _declare_wider(sketch, match[0], is_time)
         elif (column := columns.pop(match[0], None)) is not None:
             wider = _wider(column, sketch.form["type"])
             if wider is not None:
@@ -233,23 +235,24 @@ def _widen(sketch: Sketch, decoded: Decoded) -> bool:
 
 
 def _wider(column: Column, form: str) -> Column | None:
-    """Return the column that takes more values; None if none does. In Avro and Protobuf a time is
-    a number, and no other type is read as text."""
+    """Return the column that takes more values; None if none does. In Avro a time is a number; in
+    Avro and Protobuf no other type is read as text."""
     if form in ("avro", "protobuf"):
-        return replace(column, type="bigint", notation=Notation()) if column.notation.unit else None
+        is_number = form == "avro" and column.type in ("timestamp", "date")
+        return replace(column, type="bigint") if is_number else None
     if column.notation.decimal == "base64":
         # With `decimal.format: numeric` of Kafka Connect they are numbers.
         return replace(column, notation=replace(column.notation, decimal=""))
     return replace(column, type="string", notation=Notation())
 
 
-def _declare_wider(sketch: Sketch, name: str) -> bool:
+def _declare_wider(sketch: Sketch, name: str, is_time: bool) -> bool:
     """Make a column of a subject take more values, if one does; return whether it is another."""
     schema = sketch.schema if isinstance(sketch.schema, dict) else {}
     columns: dict[str, Any] = schema.get("columns", {})
     declared = columns.get(name, {})
     more = declared if isinstance(declared, dict) else {"type": declared}
-    is_number = sketch.form["type"] == "avro" and "unit" in more
+    is_number = sketch.form["type"] == "avro" and is_time
     kind = "BIGINT" if is_number else "STRING"
     if not is_number and (sketch.form["type"] != "json_schema" or more.get("type") == kind):
         return False

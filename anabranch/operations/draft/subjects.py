@@ -33,7 +33,7 @@ from anabranch.kafka.schema_registry import (
     SubjectVersion,
 )
 from anabranch.operations.draft import forms
-from anabranch.operations.draft.forms import Sketch, add_change, time_of
+from anabranch.operations.draft.forms import Sketch, add_change
 from anabranch.subjects.columns import (
     NotAColumn,
     NotAName,
@@ -188,9 +188,6 @@ def _of_version(
             sketch.comments.append(f"Records of other messages are dead letters: {listed}")
     # Columns that the file declares, and fields that get none under their own names.
     declared, excluded = Sketch(), list[str]()
-    if version.type == "AVRO" and _is(record := json.loads(version.text)):
-        for name, time in _times_of(record).items():
-            declared.columns.append(Column(name, time.type, True, notation=time.notation))
     sent = _payloads(records) if version.type == "JSON" else []
     objects = _objects(sent)
     for _ in range(_MOST_EXCLUDED):
@@ -236,11 +233,10 @@ def _of_version(
                 return _of_bytes(version, records, f"The subject is refused: {cause or error}")
             if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
                 types = _types_of(version, excluded, declared)
-                notations = {one.name: one.notation for one in declared.columns}
                 declared.columns = [one for one in declared.columns if one.name != name]
                 others = [Column(of, "string", True) for of in types if of != name]
                 named = Sketch(columns=[*others, *declared.columns])
-                named.add(Guess(types[name], notations.get(name, Notation())), name, (name,))
+                named.add(Guess(types[name]), name, (name,))
                 declared.columns.append(named.columns[-1])
                 excluded.append(name)
             elif version.type == "JSON" and not isinstance(cause, NotAName):
@@ -443,33 +439,18 @@ def _of_changes(
     older: Iterable[Mapping[str, Any]],
 ) -> Sketch:
     sketch = Sketch({"type": "avro", "envelope": "debezium"}, implied=("row",))
-    left, columns = list[NotAColumn](), dict[str, Guess]()
+    left, columns = list[NotAColumn](), dict[str, str]()
     for row in (latest, *older):
-        times = _times_of(row)
         for name, kind in _fields(json.dumps(row), left):
-            columns.setdefault(name, times.get(name, Guess(kind)))
-    for name, of in columns.items():
-        sketch.add(of, name, ("row", name))
+            columns.setdefault(name, kind)
+    for name, kind in columns.items():
+        sketch.add(Guess(kind), name, ("row", name))
     sketch.comments += dict.fromkeys(f"Left out: {error}" for error in left)
     names = {(column.path or ("row", column.name))[1]: column.name for column in sketch.columns}
     of_key = [name for name, _ in _fields(key.text, [])] if key is not None else []
     source = {name: Guess(kind) for name, kind in _fields(json.dumps(of_source), [])}
     add_change(sketch, [names[name] for name in of_key if name in names], source)
     return sketch
-
-
-def _times_of(record: Mapping[str, Any]) -> dict[str, Guess]:
-    """Return the columns of numbers that Kafka Connect names as times."""
-    found = dict[str, Guess]()
-    for field in record["fields"]:
-        kind = field["type"]
-        branches = [one for one in kind if one != "null"] if isinstance(kind, list) else [kind]
-        for branch in branches if len(branches) == 1 else ():
-            is_number = isinstance(branch, Mapping) and branch.get("type") in ("int", "long")
-            time = time_of(branch.get("connect.name")) if is_number else None
-            if time is not None and branch.get("logicalType") is None:
-                found[field["name"]] = time
-    return found
 
 
 def _fields(text: str, left: list[NotAColumn]) -> Sequence[tuple[str, str]]:

@@ -368,6 +368,25 @@ def test_times_of_two_units_in_a_union_are_read_by_their_own() -> None:
     assert result.rows["c"].to_pylist() == [EPOCH + timedelta(seconds=1)] * 2
 
 
+def test_times_of_debezium_are_read_by_their_own_names() -> None:
+    """The hazard: another precision in the database, whose numbers would be times of 1970."""
+    names = [f"io.debezium.time.{name}" for name in ("Timestamp", "MicroTimestamp")]
+    kinds = [{"type": "long", "connect.name": name} for name in names]
+    schemas = {i: record(("c", ["null", kind])) for i, kind in enumerate(kinds, 1)}
+    sent = [wired(i, varint(1) + varint(1_000_000)) for i in schemas]
+    result = decoded(spec(schemas, "c TIMESTAMP"), list(sent))
+    moments = [EPOCH + timedelta(seconds=1_000), EPOCH + timedelta(seconds=1)]
+    assert result.rows["c"].to_pylist() == moments
+    result = decoded(spec(schemas, "c BIGINT"), list(sent))
+    assert result.rows["c"].to_pylist() == [1_000_000] * 2
+    columns = parse_schema({"c": {"type": "TIMESTAMP", "unit": "micros"}})
+    with pytest.raises(
+        Incompatible, match=r"in micros since 1970, found long \(timestamp-millis\)"
+    ):
+        avro.plan(json.dumps(schemas[1]), columns)
+    avro.plan(json.dumps(schemas[2]), columns)
+
+
 def test_a_value_of_a_type_without_a_member_is_no_row() -> None:
     """The hazard: a row whose value is silently null, since the union has got one more type."""
     schema = record(("c", ["null", "string", "long"]))

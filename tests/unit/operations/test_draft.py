@@ -945,7 +945,7 @@ def test_times_that_debezium_names_are_times_without_its_envelope(tmp_path: Path
     draft, rows = of_subject(tmp_path, "AVRO", schema, [value])
     read = {"at": TEN.replace(microsecond=7), "t": 1, "event_date_2": date(2026, 11, 28)}
     read["l"] = datetime(1970, 1, 1, 0, 0, 0, 2, tzinfo=UTC)
-    assert rows == [{"id": 5, **read, "u": {"member_string": None, "member_long": 2}}]
+    assert rows == [{"id": 5, **read, "u": {"member_string": None, "member_long": read["l"]}}]
     assert yaml.safe_load(draft.file)["event_time"] == {"column": "at"}
     # PostgreSQL's infinity is no time.
     infinite = wired(1, varint(5) + varint(20785) + varint(1) + varint(2**63 - 1) + b"\2\2\4\4")
