@@ -96,6 +96,9 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
         return Condition("waiting", "…", True, why, f"anabranch batch {name}")
     if view.unmaintained is not None:
         return Condition("maintenance", "!", True, view.unmaintained, f"anabranch maintain {name}")
+    if view.overdue is not None:
+        why = status.overdue_words(view.overdue)
+        return Condition("overdue", "!", True, why, f"anabranch maintain {name} --dry-run")
     # Last: an hour's account keeps its loss for good, and would hide every later fault.
     if view.lost:
         why = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"

@@ -60,6 +60,7 @@ from anabranch.operations.reports.reading import (
 )
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
+from anabranch.protocol.retention import Overdue
 from anabranch.protocol.state import load_state
 
 PATIENCE = timedelta(minutes=10)
@@ -304,6 +305,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             (replace(calm, dead_shares=share, too_many_dead=[HOUR]), "dead letters"),
             (replace(calm, backlog=[shift_open(-3)], lost={HOUR: 1}), "waiting"),
             (replace(calm, unmaintained="no run recorded", lost={HOUR: 1}), "maintenance"),
+            (replace(calm, overdue=Overdue(3, HOUR, None), lost={HOUR: 1}), "overdue"),
             (replace(calm, lost={HOUR: 1}), "lost offsets"),
             (
                 replace(calm, speed_has_begun=False, newest_accepted=None, late="7 wait", **soon),
