@@ -25,6 +25,7 @@ from waiting import wait_for
 from anabranch import config
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.config import Slo
+from anabranch.iceberg.clock import Clock
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.page.app import Page, Settings
 from anabranch.operations.reports import reading, status
@@ -240,6 +241,18 @@ def test_a_silent_broker_delays_nothing(tmp_path: Path, monkeypatch: pytest.Monk
             assert 'anabranch_up{stream="hangs"} 0.0' in client.get("/metrics").text
         assert len(asked) == 1 and asked[0].is_alive()
         answers.set()
+
+
+def test_a_page_whose_machine_has_a_wrong_clock_shows_no_stream_in_order(tmp_path: Path) -> None:
+    """The hazard: by a slow clock, no hour has ended and no record waits for long."""
+    one = new_proof(tmp_path)
+    ahead = Clock(lambda: datetime.now(UTC) + timedelta(hours=2))
+    one.lake.__dict__["clock"] = ahead
+    page = new_page(replace(job(one), kafka=kafka()))
+    page.readers["events"].refresh()
+    reading = page.readers["events"].reading
+    assert reading.value is None and reading.failure is not None
+    assert "set this machine's clock (NTP)" in reading.failure.reason
 
 
 def test_a_reading_loads_the_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
