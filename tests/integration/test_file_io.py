@@ -1,16 +1,12 @@
 """The requests of S3 that a small file of PyIceberg costs; asking less loses nothing."""
 
 import os
-import pickle
 import socket
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from flaky_s3 import FlakyS3, running_flaky_s3
 
@@ -44,6 +40,16 @@ def files(environment: dict[str, Any], front: FlakyS3) -> LakeFileIO:
     return LakeFileIO(catalog_properties(settings))
 
 
+def put(files: LakeFileIO, path: str, content: bytes) -> None:
+    with files.new_output(path).create() as stream:
+        stream.write(content)
+
+
+def unreachable(port: int) -> S3:
+    place = {"endpoint": f"http://{HOST}:{port}", "access_key": "nobody", "secret_key": "nothing"}
+    return S3.model_validate(place)
+
+
 @pytest.fixture
 def folder(environment: dict[str, Any]) -> str:
     return f"{environment['catalog']['warehouse']}/files-{uuid.uuid4().hex}"
@@ -70,8 +76,7 @@ def test_a_small_file_takes_one_request(files: LakeFileIO, front: FlakyS3, folde
 
 @pytest.mark.parametrize("name", ["one.avro", "one.metadata.json", "one.parquet"])
 def test_a_small_files_one_read(files: LakeFileIO, front: FlakyS3, folder: str, name: str) -> None:
-    with files.new_output(f"{folder}/{name}").create() as stream:
-        stream.write(b"abcde")
+    put(files, f"{folder}/{name}", b"abcde")
     # From the first deletion on, which a publish has: the library for it is there then.
     files.delete(f"{folder}/gone.avro")
     front.methods.clear()
@@ -88,8 +93,7 @@ def test_inside_a_run_a_file_of_metadata_is_not_read_again(
 ) -> None:
     path, other = f"{folder}/{name}", f"{folder}/other-{name}"
     files.delete(f"{folder}/gone.avro")
-    with files.new_output(other).create() as stream:
-        stream.write(b"xy")
+    put(files, other, b"xy")
 
     def read(location: str) -> bytes:
         with files.new_input(location).open() as stream:
@@ -116,8 +120,7 @@ def test_inside_a_run_a_file_of_metadata_is_not_read_again(
 
 
 def test_a_refused_read_is_another_librarys(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
-    with files.new_output(f"{folder}/one.avro").create() as stream:
-        stream.write(b"abcde")
+    put(files, f"{folder}/one.avro", b"abcde")
     files.delete(f"{folder}/gone.avro")
     front.faults, contents, refused = {"500": 0.3}, [], 0
     for _ in range(20):
@@ -134,36 +137,22 @@ def test_a_refused_read_is_another_librarys(files: LakeFileIO, front: FlakyS3, f
 
 
 def test_a_file_is_read_by_pyarrow_instead(files: LakeFileIO, folder: str) -> None:
-    with files.new_output(f"{folder}/one.avro").create() as stream:
-        stream.write(b"abcde")
+    put(files, f"{folder}/one.avro", b"abcde")
     file = files.new_input(f"{folder}/one.avro")
     assert isinstance(file, _WholeFile)
-    unreachable = {
-        "endpoint": f"http://{HOST}:{free_port()}",
-        "access_key": "nobody",
-        "secret_key": "nothing",
-    }
-    file.on_s3 = (ObjectStore(S3.model_validate(unreachable)), *bucket_and_key(file.location))
+    file.on_s3 = (ObjectStore(unreachable(free_port())), *bucket_and_key(file.location))
     with file.open() as written:
         assert written.read() == b"abcde"
 
 
 def test_a_late_answer_of_s3_never_reaches_another_read(files: LakeFileIO, folder: str) -> None:
-    with files.new_output(f"{folder}/one.avro").create() as stream:
-        stream.write(b"abcde")
+    put(files, f"{folder}/one.avro", b"abcde")
     file = files.new_input(f"{folder}/one.avro")
     assert isinstance(file, _WholeFile)
     # It accepts connections, and that is all.
     with socket.create_server((HOST, 0)) as silent:
-        unreachable = {
-            "endpoint": f"http://{HOST}:{silent.getsockname()[1]}",
-            "access_key": "nobody",
-            "secret_key": "nothing",
-        }
-        file.on_s3 = (
-            ObjectStore(S3.model_validate(unreachable), read_timeout=0.2),
-            *bucket_and_key(file.location),
-        )
+        store = ObjectStore(unreachable(silent.getsockname()[1]), read_timeout=0.2)
+        file.on_s3 = (store, *bucket_and_key(file.location))
         # PyArrow would have the content, and without an answer wait for it longer than a command
         # may take.
         with pytest.raises(TimeoutError, match="Read timeout") as raised:
@@ -181,17 +170,8 @@ def test_a_large_file_is_written_whole(files: LakeFileIO, front: FlakyS3, folder
         assert written.read() == content
 
 
-def test_parquet_is_written_as_ever(files: LakeFileIO, folder: str) -> None:
-    rows = pa.table({"n": list(range(1000))})
-    with files.new_output(f"{folder}/rows.parquet").create() as stream:
-        pq.write_table(rows, stream)
-    with files.new_input(f"{folder}/rows.parquet").open() as written:
-        assert pq.read_table(written) == rows
-
-
 def test_a_file_is_deleted_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
-    with files.new_output(f"{folder}/a.avro").create() as stream:
-        stream.write(b"a")
+    put(files, f"{folder}/a.avro", b"a")
     front.methods.clear()
     files.delete(f"{folder}/a.avro")
     assert front.methods == {"POST": 1}
@@ -211,20 +191,3 @@ def test_a_write_that_s3_refuses_fails(files: LakeFileIO, front: FlakyS3, folder
         files.delete(f"{folder}/refused.avro")
     front.faults = {}
     assert not files.new_input(f"{folder}/refused.avro").exists()
-
-
-def test_a_copy_in_another_process_works(files: LakeFileIO, folder: str) -> None:
-    copy = pickle.loads(pickle.dumps(files))
-    with copy.new_output(f"{folder}/b.avro").create() as stream:
-        stream.write(b"b")
-    assert files.new_input(f"{folder}/b.avro").exists()
-
-
-def test_files_of_this_machine_are_written_as_ever(tmp_path: Path) -> None:
-    files = LakeFileIO({})
-    path = f"file://{tmp_path}/x.avro"
-    with files.new_output(path).create() as stream:
-        stream.write(b"x")
-    assert files.new_input(path).exists()
-    files.delete(path)
-    assert not files.new_input(path).exists()

@@ -140,5 +140,5 @@ def test_the_command_ends_with_1_for_an_unhealthy_job(tmp_path: Path) -> None:
     crash(file, 0.0)
     assert run("--liveness")[0] == 1
     file.write_text("[]")
-    result = CliRunner().invoke(main, ["health", str(file)])
-    assert result.exit_code == 2 and "expected the health file" in result.output
+    code, output = run()
+    assert code == 2 and "expected the health file" in output

@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from conf_folders import said
 from lakes import StreamLake, new_state, stage
 from proofs import CUT, HOUR, NEXT, accept, event, job, read
 from pyiceberg.types import LongType, StringType
 
-from anabranch.cli import main
 from anabranch.cli.render.rows import letters_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import Refused
@@ -297,12 +296,11 @@ def test_the_command_adds_the_rows(one: StreamLake, monkeypatch: pytest.MonkeyPa
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: job(one))
     asked = ["explain", "events", NEXT, "--rows"]
-    done = CliRunner().invoke(main, [*asked, "--output", "json"])
-    view = json.loads(done.stdout)
-    assert (done.exit_code, view["state"], len(view["sentences"]) > 5) == (1, "accepted", True)
+    view = json.loads(said(*asked, "--output", "json", expect=1))
+    assert (view["state"], len(view["sentences"]) > 5) == ("accepted", True)
     assert view["difference"]["unexplained"] == {"changed": 1}
     assert (view["duplicates"]["counted"], view["duplicates"]["found"]) == (1, 1)
-    shown = CliRunner().invoke(main, asked).stdout
+    shown = said(*asked, expect=1)
     assert "1 duplicates counted, 1 found" in shown
     assert shown.endswith("nothing explains 1 changed\n")
-    assert CliRunner().invoke(main, asked[:-1]).exit_code == 0
+    said(*asked[:-1])

@@ -12,7 +12,7 @@ import time_machine
 import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
-from conf_folders import write_environment, write_stream
+from conf_folders import said, write_environment, write_stream
 from lakes import StreamLake, new_environment, new_lake, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof, read
 from proofs import NOW as START
@@ -129,9 +129,8 @@ def test_a_topic_that_jobs_refuse_to_read_is_named(
     [table] = [one for one in statuses_text({"events": view}) if isinstance(one, Table)]
     assert next(iter(table.rows))[1] == lag
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: of)
-    done = CliRunner().invoke(main, ["status", "events"])
-    assert done.exit_code == 1, done.output
-    assert f"the jobs do not read the topic: {view.unreadable}" in done.output
+    reason = f"the jobs do not read the topic: {view.unreadable}"
+    assert reason in said("status", "events", expect=1)
 
 
 @time_machine.travel(LATER, tick=False)

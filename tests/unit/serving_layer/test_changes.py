@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from accepted_hours import HOURS, accept, confirm, cut, erase, expire, four_hours
 from budget import budget
-from click.testing import CliRunner
+from conf_folders import said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import FIRST, StreamLake, new_state
 from proofs import NOW
 from proofs import job as job_of
 
-from anabranch.cli import main
 from anabranch.cli.render.changes import change_words
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.output import plain
@@ -468,6 +467,4 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
 
 
 def test_the_commands_refuse_unreadable_input() -> None:
-    done = CliRunner().invoke(main, ["changes", "events", "--every", "soon"])
-    assert done.exit_code == 2
-    assert "expected a duration" in done.output
+    assert "expected a duration" in said("changes", "events", "--every", "soon", expect=2)

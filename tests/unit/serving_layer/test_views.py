@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from budget import budget
-from click.testing import CliRunner
-from conf_folders import write_environment, write_stream
+from conf_folders import said, write_environment, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import run_armed
@@ -36,7 +35,6 @@ from lakes import (
 from proofs import job
 from scale import measured
 
-from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
@@ -659,10 +657,8 @@ def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Pat
     views = {"per_minute": PER_MINUTE}
     write_stream(tmp_path, "events", schema=DDL, views=views, event_time=bounds)
 
-    def ask(*arguments: str) -> str:
-        done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])
-        assert done.exit_code == 0, done.output
-        return done.stdout
+    def ask(*arguments: str, expect: int = 0) -> str:
+        return said("query", *arguments, "--conf", str(tmp_path), expect=expect)
 
     [found] = filling.fill_status(one.lake, one.stream)
     assert found == filling.FilledView(
@@ -675,34 +671,26 @@ def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Pat
     [found] = filling.fill_status(one.lake, one.stream)
     assert (found.filled, found.lacking) == (3, ())
 
-    shown = {row["name"] for row in json.loads(ask("query", "SHOW TABLES", "--output", "json"))}
+    shown = {row["name"] for row in json.loads(ask("SHOW TABLES", "--output", "json"))}
     assert {
         f"games.{name}"
         for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")
     } == shown
-    listed = json.loads(ask("query", "SHOW ALL TABLES", "--output", "json"))
+    listed = json.loads(ask("SHOW ALL TABLES", "--output", "json"))
     [columns] = [row["column_names"] for row in listed if row["name"] == "events_per_minute"]
     assert "window_start" in columns and "events" in columns
     assert not any("partials" in row["name"] for row in listed)
-    missing = CliRunner().invoke(
-        main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)]
-    )
-    assert "games.events_per_minute" in missing.output and "partials" not in missing.output
-    [counted] = json.loads(
-        ask(
-            "query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json"
-        )
-    )
+    missing = ask("SELECT * FROM games.nothing", expect=2)
+    assert "games.events_per_minute" in missing and "partials" not in missing
+    counting = f"SELECT count(*) AS n FROM {one.name}_per_minute_partials"
+    [counted] = json.loads(ask(counting, "--output", "json"))
     assert counted["n"] > 0
     sql = "SELECT sum(events)::INT AS n FROM games.events_per_minute"
-    assert json.loads(ask("query", sql, "--output", "json")) == [{"n": len(main_rows(one))}]
-    assert one.name in ask("query", sql, "--provenance")
-    assert "games.events_per_minute_partials" in ask("query", sql, "--explain")
-    refused = CliRunner().invoke(
-        main, ["query", sql, "--revision", "1", "--hour", FIRST, "--conf", str(tmp_path)]
-    )
-    assert refused.exit_code == 2
-    assert "only the table's rows are kept by revision" in refused.output
+    assert json.loads(ask(sql, "--output", "json")) == [{"n": len(main_rows(one))}]
+    assert one.name in ask(sql, "--provenance")
+    assert "games.events_per_minute_partials" in ask(sql, "--explain")
+    refused = ask(sql, "--revision", "1", "--hour", FIRST, expect=2)
+    assert "only the table's rows are kept by revision" in refused
 
 
 def test_a_view_has_no_records_of_the_topic(tmp_path: Path) -> None:
