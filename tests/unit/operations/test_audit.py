@@ -224,14 +224,14 @@ def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
     assert messages[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
 
 
+FIRST_ROW = decide(
+    HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0
+)
+
+
 def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
-    record(
-        one,
-        decide(
-            HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0
-        ),
-    )
+    record(one, FIRST_ROW)
     assert sentences(one) == [
         (
             f"hour {HOUR}: table: expected the hour accepted on branch batch, as in the ledger, "
@@ -242,21 +242,17 @@ def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) 
 
 def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
-
-    row = decide(
-        HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0
-    )
     publish = one.accept(
         stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE)
     )
-    one.land(replace(publish, decisions=(row,)))
+    one.land(replace(publish, decisions=(FIRST_ROW,)))
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
     one.change(
         *_empty("batch", "main", "speed"),
         timeline=timeline,
-        confirmed=Confirmed(frozenset({row.decision_id})),
+        confirmed=Confirmed(frozenset({FIRST_ROW.decision_id})),
     )
     assert sentences(one) == [
         (

@@ -741,6 +741,9 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         except HTTPError as error:
             return str(error)
 
+    def shows(expected: str) -> None:
+        wait_for(lambda: expected in text("streams/clicks"), expected, 120)
+
     def answers() -> bool:
         shown = text()
         return "events \u25cb new" in shown and "anabranch apply events" in shown
@@ -750,23 +753,11 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     ]  # fmt: skip
     with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
         write_stream(conf, "clicks")
-        wait_for(
-            lambda: "table games.clicks: expected it to exist" in text("streams/clicks"),
-            "the new file's stream",
-            120,
-        )
+        shows("table games.clicks: expected it to exist")
         write_stream(conf, "clicks", table="games.taps")
-        wait_for(
-            lambda: "table games.taps: expected it to exist" in text("streams/clicks"),
-            "the changed file's table",
-            120,
-        )
+        shows("table games.taps: expected it to exist")
         (conf / "streams" / "clicks.yaml").write_text("topic: 1")
-        wait_for(
-            lambda: "clicks.yaml: schema: expected columns" in text("streams/clicks"),
-            "the error of the file",
-            120,
-        )
+        shows("clicks.yaml: schema: expected columns")
         (conf / "streams" / "clicks.yaml").unlink()
         wait_for(lambda: "clicks" not in text(), "the stream to be gone", 120)
         assert "events \u25cb new" in text()
