@@ -19,8 +19,7 @@ class Incompatible(Exception):
     """A writer's schema that cannot be read as the stream's columns; the message says why."""
 
 
-# Times that Kafka Connect names beside a number, most of them Debezium's, as Avro's logical types.
-_TIMES = {
+CONNECT_TIMES = {
     "io.debezium.time.Date": "date",
     "io.debezium.time.Timestamp": "timestamp-millis",
     "io.debezium.time.MicroTimestamp": "timestamp-micros",
@@ -28,6 +27,7 @@ _TIMES = {
     "org.apache.kafka.connect.data.Date": "date",
     "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
 }
+"""Times that Kafka Connect names beside a number, most of them Debezium's, as logical types."""
 
 MEMBER = "member_"
 """Before the name of a union's type, the field of a STRUCT with one for each."""
@@ -207,7 +207,7 @@ def _full_name(name: str, namespace: str | None) -> str:
 
 def _logical(schema: Mapping[str, Any]) -> str:
     """Return the logical type; empty for a decimal with invalid digits, which Avro ignores."""
-    logical = schema.get("logicalType", _TIMES.get(str(schema.get("connect.name"))))
+    logical = schema.get("logicalType", CONNECT_TIMES.get(str(schema.get("connect.name"))))
     digits = _digits(schema)
     if logical == "decimal" and not (
         schema["type"] in ("bytes", "fixed")

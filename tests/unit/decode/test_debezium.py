@@ -78,6 +78,32 @@ def test_changes(has_schema: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "of", "words"),
+    [
+        ("total", {"name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "4"}},
+         "total: expected decimal(10,2) in Base64, found a decimal with 4 digits after the point"),
+        ("made-at", {"name": "io.debezium.time.Timestamp"},
+         "made: expected timestamp in micros since 1970, found io.debezium.time.Timestamp"),
+        ("day", {"name": "io.debezium.time.MicroTimestamp"}, "day: expected date in days since 1970"),
+        ("total", {"name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}, ""),
+        ("day", {"name": "io.debezium.time.Date"}, ""),
+        ("id", {"name": "io.debezium.time.Timestamp"}, ""),
+        ("made-at", {"name": 5}, ""),
+    ],
+)  # fmt: skip
+def test_values_that_their_schema_writes_otherwise_are_no_others(
+    name: str, of: dict[str, Any], words: str
+) -> None:
+    """The hazard: another precision in the database, whose values would be other ones."""
+    fields = [{"field": "id"}, {"type": "int64", **of, "field": name}]
+    schema = {"fields": [{"field": part, "fields": fields} for part in ("before", "after")]}
+    result = decoded([{"schema": schema, "payload": change("c", None, ROW)}] * 2)
+    codes = {i: code for i, (code, _) in result.errors.items()}
+    assert codes == (dict.fromkeys(range(2), "incompatible_schema") if words else {})
+    assert all(text.startswith(words) for _, text in result.errors.values())
+
+
 def test_fields_of_the_row_are_counted_and_kept() -> None:
     of = stream("json", unknown="count")
     result = decoded([change("c", None, {**ROW, "new": 1}), change("c", None, ROW)], of=of)
