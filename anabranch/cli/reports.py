@@ -338,6 +338,9 @@ def status_text(view: StreamStatus) -> Text:
         )
     for words in span_words(view.holds):
         yield f"hours {words}"
+    for hour, layer in view.overrides.items():
+        command = f"anabranch override {view.stream} {hour} --layer auto --why TEXT"
+        yield f"hour {hour}: served by {layer} by choice; `{command}` removes the choice"
     if view.overdue is not None:
         yield overdue_words(view.overdue)
     if view.unmaintained is not None:

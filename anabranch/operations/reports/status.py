@@ -102,16 +102,16 @@ class StreamStatus:
     topic's retention time; None if unlimited. `unknown`: the unknown fields of the newest accepted
     hour; None if not counted. `refused_restatements`: accepted hours whose newest restatement was
     refused, until one is accepted or an operator sets the serving layer. `holds`: the hours that
-    operators keep beyond their time. `expired`: the hours whose rows have expired (`expired_hours`
-    counts them). `overdue`: the hours that should have expired. `unmaintained`: how the last
-    maintenance ended, if none completed for two days. `hours`: the sealed hours that the
-    table lists individually; all older ones are accepted and served by batch. `speed_has_begun`:
-    whether the speed layer ever published. `newest_counts`: those of the newest accepted hour, if
-    the ledger has them. `dead_shares`: the dead letters of the hours that are not accepted, as
-    counted by a refused build, else in `main`; hours without records are absent. `too_many_dead`:
-    those hours among them that have more than `quality.max_dead`. `conflicts`: the duplicates with
-    other content, of the newest accepted hour and of those that are not accepted. `views`: how far
-    each view is precomputed, if asked for.
+    operators keep beyond their time. `overrides`: the layer that an operator chose, by hour.
+    `expired`: the hours whose rows have expired (`expired_hours` counts them). `overdue`: the hours
+    that should have expired. `unmaintained`: how the last maintenance ended, if none completed for
+    two days. `hours`: the sealed hours that the table lists individually; all older ones are
+    accepted and served by batch. `speed_has_begun`: whether the speed layer ever published.
+    `newest_counts`: those of the newest accepted hour, if the ledger has them. `dead_shares`: the
+    dead letters of the hours that are not accepted, as counted by a refused build, else in `main`;
+    hours without records are absent. `too_many_dead`: those hours among them that have more than
+    `quality.max_dead`. `conflicts`: the duplicates with other content, of the newest accepted hour
+    and of those that are not accepted. `views`: how far each view is precomputed, if asked for.
     """
 
     stream: str
@@ -151,6 +151,7 @@ class StreamStatus:
     topic_missing: bool = False
     unreadable: str | None = None
     unmaintained: str | None = None
+    overrides: Mapping[str, Layer] = field(default_factory=dict)
 
     @property
     def running_dead_share(self) -> HourShare | None:
@@ -379,6 +380,7 @@ def status_of(
         unknown=rows[newest].unknown if newest in rows else None,
         newest_counts=Counts.of(rows[newest]) if newest in rows else None,
         holds=state.holds.holds,
+        overrides=dict(sorted(state.overrides.items())),
         expired=state.expired,
         overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
         unmaintained=_why_unmaintained(state, now),
