@@ -246,17 +246,12 @@ def page(
     Runs until stopped, and follows stream files that are added, changed or removed, and topics of
     families.
     """
-    from anabranch.common.errors import ConfigurationError
+    from anabranch.common.errors import installed
     from anabranch.common.logs import configure_logging
     from anabranch.job import StreamFolder
 
-    try:
+    with installed("page", "Starlette, uvicorn and Jinja2", "anabranch[page]"):
         from anabranch.operations.page.app import Page, Settings, allowed_hosts, listen, run
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"page: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "
-            "install 'anabranch[page]'`"
-        ) from error
 
     hosts = allowed_hosts(host, allow_host, behind_proxy)
     configure_logging()

@@ -7,7 +7,9 @@ or configuration, 70 unexpected (EX_SOFTWARE of sysexits.h), 75 transient, try a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from shlex import quote
 
 _SHORTEST = 6
 _KNOWN: set[str] = set()
@@ -130,3 +132,16 @@ class Unexplained(Transient):
     A job then raises Unexpected. A command does not retry it, and the same command may succeed
     later.
     """
+
+
+@contextmanager
+def installed(doing: str, expected: str, package: str) -> Iterator[None]:
+    """Raise ConfigurationError if a module that is imported within the block is not installed;
+    `package` has it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{doing}: expected {expected}, found no {error.name}; run `pip install "
+            f"{quote(package)}`"
+        ) from error

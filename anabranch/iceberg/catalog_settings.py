@@ -8,7 +8,7 @@ import select
 from pathlib import Path
 from typing import Any
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, installed
 from anabranch.config import Catalog, Environment
 
 # The time that a client waits for a catalog that another process has locked.
@@ -130,14 +130,9 @@ def limit_psycopg2_waits() -> None:
     psycopg2 has no such time-out, and a hanging server, or a proxy that drops answers, keeps the
     TCP connection alive. Applies to the whole process.
     """
-    try:
+    with installed("catalog.uri", "PostgreSQL's driver", "anabranch[postgres]"):
         import psycopg2
         from psycopg2 import extensions
-    except ImportError as error:
-        raise ConfigurationError(
-            f"catalog.uri: expected PostgreSQL's driver, found no {error.name}; run `pip install "
-            "'anabranch[postgres]'`"
-        ) from error
 
     def wait(connection: Any) -> None:
         while (state := connection.poll()) != extensions.POLL_OK:

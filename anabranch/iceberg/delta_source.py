@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyiceberg.io import FileIO
 
-from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.common.errors import Refused, Transient, installed
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.files import Stored, root_of, same_file
@@ -142,14 +142,9 @@ def _copy(io: FileIO, paths: Mapping[str, str], folder: Path) -> None:
 
 def _read_log(folder: Path, version: int, where: str) -> tuple[pa.Schema, pa.Table]:
     """Return the columns of a version, and its data files ordered by modification time and path."""
-    try:
+    with installed(where, "the package deltalake to read a Delta table", "anabranch[delta]"):
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{where}: expected the package deltalake to read a Delta table, found no "
-            f"{error.name}; run `pip install 'anabranch[delta]'`"
-        ) from error
     try:
         table = DeltaTable(folder, version=version)
         _require_supported(table, where)

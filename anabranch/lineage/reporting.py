@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import installed
 from anabranch.iceberg.ledger_files import Span
 from anabranch.protocol.ledger_row import LedgerRow
 
@@ -35,13 +35,8 @@ def decisions_of(job: Job, hours: tuple[str, str] | None) -> list[LedgerRow]:
 def subject_of(job: Job) -> Subject:
     """Return the stream that events describe, with its current tables. Raises ConfigurationError
     without OpenLineage's client, Transient."""
-    try:
+    with installed("lineage", "OpenLineage's client", "anabranch[lineage]"):
         from anabranch.lineage.events import Subject
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"lineage: expected OpenLineage's client, found no {error.name}; run `pip install "
-            "'anabranch[lineage]'`"
-        ) from error
 
     lake, stream = job.lake, job.stream
     return Subject(

@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from anabranch import config, family_streams
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, installed
 from anabranch.common.logs import Progress
 from anabranch.common.temporary import process_folder
 from anabranch.config import Stream, View
@@ -228,13 +228,8 @@ class StreamTable:
 
     def polars(self, **rows: Any) -> Any:
         """Return a polars data frame. Raises ConfigurationError without polars."""
-        try:
+        with installed(f"read {self.stream.name}", "the package polars", "polars"):
             import polars
-        except ImportError as error:
-            raise ConfigurationError(
-                f"read {self.stream.name}: expected polars to be installed, found none; run `pip "
-                "install polars`"
-            ) from error
         return polars.from_arrow(self.arrow(**rows))
 
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:

@@ -26,7 +26,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import StaticTable, Table
 
 from anabranch.common.arrays import grouped, groups_by_size
-from anabranch.common.errors import AnabranchError, ConfigurationError, Refused
+from anabranch.common.errors import AnabranchError, Refused, installed
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Environment, Stream
 from anabranch.config.columns import Column, Notation
@@ -174,13 +174,9 @@ class AvroPart(FilePart):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        try:
+        expected = "the package fastavro to read Avro files"
+        with installed(f"read {self.path}", expected, "anabranch[avro]"):
             import fastavro
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"read {self.path}: expected the package fastavro to read Avro files, found no "
-                f"{error.name}; run `pip install 'anabranch[avro]'`"
-            ) from error
         with open_stream(self.io, self.path) as stored:
             try:
                 yield fastavro.reader(io.BufferedReader(stored, _BUFFER))
