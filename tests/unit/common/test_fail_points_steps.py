@@ -106,9 +106,3 @@ def test_a_paused_process_continues() -> None:
         assert process.communicate(timeout=300)[0] == "went on\n"
     finally:
         process.kill()
-
-
-def test_labels_are_unique_and_name_the_event() -> None:
-    labels = [step.label for step in Step]
-    assert len(set(labels)) == len(labels)
-    assert all(step.meaning for step in Step)
