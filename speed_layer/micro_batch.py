@@ -16,13 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from py4j.protocol import Py4JError
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from anabranch import records
 from anabranch.common.counters import S3_REQUESTS, TALLY, Tally, count_into
@@ -577,21 +576,10 @@ class MicroBatches:
             topic_id,
             plan.by_hour,
         )
-        if left_out is not None or dead_too is not None:
-            return self._stage_judged(frame, plan, decided, left_out, dead_too)
-        if (staged := self._stage_certain(frame, plan, decided)) is not None:
+        by_workers = left_out is None and dead_too is None
+        if by_workers and (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
-        # Count the records before each row is copied. A retried task may count twice, which only
-        # costs an unneeded search for dead letters.
-        counts = Observation()
-        counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
-        rows = self._stage_rows(self._decode(counted, plan, with_errors=False), plan, decided)
-        seen: dict[str, Any] = counts.get
-        dead = None
-        if seen["records"] > rows.rows:
-            dead = self._stage_dead(self._decode(frame, plan, with_errors=True), plan, topic_id)
-        reach(Step.SPEED_STAGED)
-        return StagedBatch(topic_id, plan.by_hour, rows, dead)
+        return self._stage_judged(frame, plan, decided, left_out, dead_too)
 
     def _stage_judged(
         self,
@@ -606,7 +594,7 @@ class MicroBatches:
         # Decision 51: the publish compares these marks with the branches. Without them, rows that
         # were staged before an erasure's request would bring erased records back.
         marks = erasure_marks(decided.state, topic_id, plan.by_hour)
-        decoded = self._decode(frame, plan, with_errors=True)
+        decoded = self._decode(frame, plan)
         if dead_too is not None:
             decoded = decoded.unionByName(dead_too.drop(records.UNKNOWN))
         left = decoded = decoded.cache()
@@ -716,11 +704,9 @@ class MicroBatches:
                 protected=True,
             )
 
-    def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
+    def _decode(self, frame: DataFrame, plan: Plan) -> DataFrame:
         secret, hours = self._environment.masking_secret, plan.hours
-        return records.decode(
-            frame, self._stream, self._schemas, with_errors, secret=secret, hours=hours
-        )
+        return records.decode(frame, self._stream, self._schemas, secret=secret, hours=hours)
 
     def _finish_publish(
         self, publish: Publish, staged: StagedBatch, ended: Landed | Merged

@@ -86,7 +86,6 @@ def decode(
     frame: DataFrame,
     stream: Stream,
     schemas: Schemas,
-    with_errors: bool = True,
     with_unknown: bool = False,
     secret: bytes | None = None,
     hours: Sequence[HourRange] | None = None,
@@ -96,10 +95,9 @@ def decode(
     `frame` has the columns of Spark's Kafka source, and `ingest_hour` unless the records' `hours`
     are given. The result has the stream's
     columns (exact types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`,
-    `event_date` and `is_dead`. If `is_dead`, the stream's columns contain whatever could be read.
-
-    `with_errors` adds `error_code` and `error_text`, null for good records, and `kafka_key`,
-    `kafka_value` and `kafka_headers` unchanged. `with_unknown` adds `unknown_fields`, the names of
+    `event_date` and `is_dead`; `error_code` and `error_text`, null for good records; and
+    `kafka_key`, `kafka_value` and `kafka_headers` unchanged. If `is_dead`, the stream's columns
+    contain whatever could be read. `with_unknown` adds `unknown_fields`, the names of
     a value's fields that have no column in the stream: null if there are none, and always null if
     the stream ignores them. `secret` hashes columns of `select`. A record with a schema id that
     `schemas` does not know fails the query (`schemas.unlisted_ids`).
@@ -107,25 +105,22 @@ def decode(
     task = _DecodeTask(
         decode_spec(stream, schemas.known, with_unknown, secret),
         stream.columns,
-        with_errors,
         check_hours(hours) if hours is not None else None,
     )
     given = ("ingest_hour",) if hours is None else ()
     read = frame.selectExpr(*INPUT, *given).mapInArrow(task, task.ddl)
-    rest = [*_KAFKA_COLUMNS, "event_date", "is_dead"]
-    rest += ["error_code", "error_text", *BYTES] if with_errors else []
+    rest = [*_KAFKA_COLUMNS, "event_date", "is_dead", "error_code", "error_text", *BYTES]
     rest += [UNKNOWN] if with_unknown else []
     return read.select(*(c.name for c in stream.columns), *rest)
 
 
 @dataclass(frozen=True)
 class _DecodeTask:
-    """A task that decodes records to the table's `columns`. `with_bytes`: return the record's bytes
-    too. `hours`: of records without `ingest_hour`."""
+    """A task that decodes records to the table's `columns`. `hours`: of records without
+    `ingest_hour`."""
 
     spec: DecodeSpec
     columns: tuple[Column, ...]
-    with_bytes: bool
     hours: tuple[HourRange, ...] | None
 
     @property
@@ -136,11 +131,7 @@ class _DecodeTask:
                 "kafka_partition INT, kafka_offset BIGINT, kafka_timestamp TIMESTAMP",
                 "ingest_hour STRING, event_date DATE, is_dead BOOLEAN",
                 f"error_code STRING, error_text STRING, {UNKNOWN} ARRAY<STRING>",
-                *(
-                    (f"kafka_key BINARY, kafka_value BINARY, kafka_headers {_HEADERS}",)
-                    if self.with_bytes
-                    else ()
-                ),
+                f"kafka_key BINARY, kafka_value BINARY, kafka_headers {_HEADERS}",
             ]
         )
 
@@ -161,10 +152,9 @@ class _DecodeTask:
             pa.array([text for _, text in errors], pa.string()),
             pa.array([decoded.unknown.get(i) for i in every], pa.list_(pa.string())),
         ]
-        if self.with_bytes:
-            columns += [batch.column("key"), batch.column("value")]
-            columns.append(headers_of(batch.column("headers")))
-        own = ["is_dead", "error_code", "error_text", UNKNOWN, *(BYTES if self.with_bytes else ())]
+        columns += [batch.column("key"), batch.column("value")]
+        columns.append(headers_of(batch.column("headers")))
+        own = ["is_dead", "error_code", "error_text", UNKNOWN, *BYTES]
         return pa.RecordBatch.from_arrays(columns, [*decoded.rows.column_names, *own])
 
 
