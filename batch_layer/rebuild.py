@@ -545,10 +545,9 @@ class Rebuilder:
             reason = f"another run published first: revision {revision} is accepted"
             return Result(hour, "unchanged", revision, reason)
         self._meter.landed(published.landed.seconds)
-        # Step 8: complete, dead letters before the ledger, so that the ledger's rows state that
-        # they are complete (decision 52). After a crash the branches still name both.
+        # Step 8: complete. After a crash the branches still name the dead letters and decisions.
         reach(Step.BATCH_PUBLISHED)
-        self.publisher.complete_dead_letters(published.state)
+        self.publisher.publish_dead_letters(published.state)
         reach(Step.BATCH_DEAD_LETTERS)
         self.publisher.record_decisions(published.state)
         reach(Step.BATCH_RECORDED)

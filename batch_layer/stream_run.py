@@ -356,16 +356,13 @@ class StreamRun:
 
     def _recover(self, state: State) -> State:
         """Complete what an earlier run left unfinished. Return the resulting state."""
-        return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
+        return self._call(lambda: self._rebuilder.publisher.recover(state))
 
     def _restate_incomplete(self) -> None:
         """Restate hours that lost dead letters or files, then those of incomplete look-back."""
         with self._turn():
             state = self._call(self._rebuilder.load)
-            is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))
-            lost = (
-                {} if is_complete else self._call(lambda: with_lost_dead_letters(self._job, state))
-            )
+            lost = self._call(lambda: with_lost_dead_letters(self._job, state))
             lost |= self._call(
                 lambda: with_lost_files(self._job, state, self._rebuilder.without_files)
             )

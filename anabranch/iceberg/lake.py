@@ -529,13 +529,11 @@ class Lake:
         LOG.debug("fence of %s refused: %s", table.name(), answer.error)
         return False
 
-    def append(
-        self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = ""
-    ) -> Table:
+    def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
         """Append to a plain table (the ledger); return it with the new rows. `rows` gets the table
         that the commit requires; the commit takes its next sequence number. `rows` returns None for
-        nothing to append, and is called again if another process was first. `complete_letters`: as
-        for `ledger_files.append`. Raises Overtaken as `commit_until_landed`.
+        nothing to append, and is called again if another process was first. Raises Overtaken as
+        `commit_until_landed`.
         """
 
         def attempt() -> Table | Literal[Outcome.REFUSED]:
@@ -548,7 +546,7 @@ class Lake:
             self.clock.now(table.metadata.last_updated_ms)
             commit_id = uuid.uuid4().hex
             with lake_errors(f"write rows of {name}"):
-                updates = ledger_files.append(table, new_rows, commit_id, complete_letters)
+                updates = ledger_files.append(table, new_rows, commit_id)
             reach(Step.LEDGER_PREPARED)
             answer = self.send(table, _require_main(table), updates)
             if isinstance(answer, Table):

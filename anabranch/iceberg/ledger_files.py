@@ -62,10 +62,6 @@ MERGED = "anabranch.merged"
 RECORDED = "anabranch.recorded"
 """A summary property of an append of few rows: the ids of their decisions."""
 
-COMPLETE = "anabranch.dead-letters-complete"
-"""A snapshot summary property: the dead letters that were found published and complete. Later
-snapshots repeat it."""
-
 MANY = 16
 """The minimum number of files of similar size for a merge."""
 
@@ -244,17 +240,13 @@ def has_many(table: Table) -> bool:
     )
 
 
-def append(
-    table: Table, rows: pa.Table, commit_id: str, complete_letters: str = ""
-) -> tuple[TableUpdate, ...]:
-    """Write a file of `rows`; return the updates of the commit that appends it. `complete_letters`
-    becomes the summary property COMPLETE. Raises OSError."""
+def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
+    """Write a file of `rows`; return the updates of the commit that appends it. Raises OSError."""
     # Decision 52: the metadata shows whether a decision is recorded, so a retry finds its rows
     # without reading files. Rows of egress tables have no decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _MOST_NAMED_ROWS
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
-    stated = {COMPLETE: complete_letters} if complete_letters else {}
-    return _commit(table, _properties(table, commit_id) | named | stated, (), _write(table, rows))
+    return _commit(table, _properties(table, commit_id) | named, (), _write(table, rows))
 
 
 def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
@@ -279,21 +271,13 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
     return frozenset(ids), since
 
 
-def complete_letters(table: Table) -> str:
-    """Return the newest snapshot's summary property COMPLETE; empty if it has none. Pure."""
-    snapshot = table.current_snapshot()
-    summary = snapshot.summary if snapshot is not None else None
-    return summary.additional_properties.get(COMPLETE, "") if summary is not None else ""
-
-
 def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict[str, str]:
     """Return a snapshot's summary properties. `merged`: the number of files when merges were last
     planned; None keeps the current snapshot's."""
     snapshot = table.current_snapshot()
     if merged is None:
         merged = count(snapshot, MERGED) if snapshot is not None else 0
-    kept = {COMPLETE: complete_letters(table), MERGED: str(merged or "")}
-    return {PUBLISH_ID: commit_id} | {name: value for name, value in kept.items() if value}
+    return {PUBLISH_ID: commit_id} | ({MERGED: str(merged)} if merged else {})
 
 
 def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:

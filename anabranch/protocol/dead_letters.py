@@ -17,7 +17,7 @@ import posixpath
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
-from anabranch.common.json_values import parse, read_property, read_stored
+from anabranch.common.json_values import parse, read_property
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
 from anabranch.iceberg.commits import Change, Commit, Outcome
@@ -55,46 +55,9 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
-_NAMED = 24  # the most sets that the ledger names
 _CHUNK = 1 << 20
 _COUNTED = 100_000
 _REASON = ["error_code", "error_text", "kafka_partition", "kafka_offset"]
-
-
-@dataclass(frozen=True)
-class Complete:
-    """Dead letters that are published and complete: the sets with these `ids`, and those of each
-    hour that branch `batch` had accepted by its publish `content`.
-
-    The ledger's snapshots state it. It stays true: a published set does not change, nor do the
-    missing dead letters of a revision.
-    """
-
-    content: str
-    ids: frozenset[str]
-
-    @staticmethod
-    def of(state: State) -> Complete | None:
-        """Return the dead letters of a state in which all sets are published and no accepted hour
-        lacks any; None if there are more sets than a snapshot names. Pure."""
-        ids = state.waiting_letters
-        return Complete(state.content["batch"], ids) if len(ids) <= _NAMED else None
-
-    def covers(self, state: State) -> bool:
-        """Whether these include all dead letters that a state has to publish or to check. Pure.
-
-        False for a `batch` that was recreated from `main`: it names no publish.
-        """
-        content = state.content["batch"]
-        return bool(content) and content == self.content and state.waiting_letters <= self.ids
-
-    def to_json(self) -> str:
-        return json.dumps({"content": self.content, "ids": sorted(self.ids)}, separators=(",", ":"))
-
-    @staticmethod
-    def from_json(text: str) -> Complete:
-        """Raises Terminal for any text but that of `to_json`."""
-        return read_stored("statement of complete dead letters", text, partial(parse, Complete))
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -260,14 +223,9 @@ def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
     """Return the hours whose accepted revision lacks dead letters, with that revision: their files
     were lost before they were published. Raises Transient."""
-    return plan_lost(lake.load(stream.dead_letters_table), state) if may_lack(state) else {}
-
-
-def may_lack(state: State) -> bool:
-    """Whether dead letters may need a publish or a check: of hours with records. Pure."""
-    return bool(state.dead_letters) or any(
-        accepted.cut.offsets for accepted in state.accepted.values()
-    )
+    if not any(accepted.cut.offsets for accepted in state.accepted.values()):
+        return {}
+    return plan_lost(lake.load(stream.dead_letters_table), state)
 
 
 def plan_lost(table: Table, state: State) -> dict[str, int]:

@@ -33,7 +33,6 @@ from anabranch.iceberg.ledger_files import (
     FIRST_HOUR,
     PerFile,
     Span,
-    complete_letters,
     has_many,
     newest_ids,
     read,
@@ -212,29 +211,25 @@ class Ledger:
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
-        self._complete_letters: str | None = None
 
     @property
     def name(self) -> str:
         return self._name
 
     def record_waiting(
-        self, state: State, confirmed: frozenset[str] = frozenset(), complete_letters: str = ""
+        self, state: State, confirmed: frozenset[str] = frozenset()
     ) -> frozenset[str]:
         """Write the decisions that wait on the branches, each with the snapshot of its publish.
 
-        Returns the ids found in the ledger, with those `confirmed` before. An append states which
-        dead letters are complete: `complete_letters`.
+        Returns the ids found in the ledger, with those `confirmed` before.
         """
         waiting = [row for row in state.decisions if row.decision_id not in confirmed]
         made = snapshots_by_commit(state.table) if waiting else {}
-        written = self.record(
-            [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting],
-            complete_letters,
+        return confirmed | self.record(
+            replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting
         )
-        return confirmed | written
 
-    def record(self, waiting: Iterable[LedgerRow], complete_letters: str = "") -> frozenset[str]:
+    def record(self, waiting: Iterable[LedgerRow]) -> frozenset[str]:
         """Write the decisions that the ledger does not contain yet; return the ids found in it.
 
         Compacts some files if there are very many.
@@ -242,17 +237,10 @@ class Ledger:
         wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
         parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
         return frozenset[str]().union(
-            *(self._record({r.decision_id: r for r in part}, complete_letters) for part in parts)
+            *(self._record({r.decision_id: r for r in part}) for part in parts)
         )
 
-    def complete_letters(self) -> str:
-        """Return the ledger's statement about complete dead letters, as this object last read it;
-        empty if there is none. Raises Transient."""
-        if self._complete_letters is None:
-            self._complete_letters = complete_letters(self._lake.load(self._name))
-        return self._complete_letters
-
-    def _record(self, wanted: Mapping[str, LedgerRow], stated: str) -> frozenset[str]:
+    def _record(self, wanted: Mapping[str, LedgerRow]) -> frozenset[str]:
         known: set[str] = set()
 
         def missing(table: Table) -> pa.Table | None:
@@ -267,8 +255,7 @@ class Ledger:
 
         # Decision 12: an append whose answer is lost needs no fence. The next attempt requires the
         # same head, so one of the two is refused and looks for missing rows again.
-        table = self._lake.append(self._name, missing, stated)
-        self._complete_letters = complete_letters(table)
+        table = self._lake.append(self._name, missing)
         recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
         if has_many(table):
             try:

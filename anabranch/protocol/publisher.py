@@ -16,7 +16,6 @@ from typing import TypeVar
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol import dead_letters, merge, publish
-from anabranch.protocol.dead_letters import Complete
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, Published
 from anabranch.protocol.state import NOTHING_CONFIRMED, Confirmed, State, load_state
@@ -31,21 +30,20 @@ class Publisher:
         self.lake, self.stream = lake, stream
         self.ledger = Ledger(lake, stream.hours_table)
         self._confirmed = NOTHING_CONFIRMED
-        self._complete: Complete | None = None
 
     @property
     def confirmed(self) -> Confirmed:
         """The entries found written, which the next publish removes from the branches."""
         return self._confirmed
 
-    def recover(self, state: State | None = None, by_ledger: bool = False) -> State:
+    def recover(self, state: State | None = None) -> State:
         """Finish the incomplete work of an earlier publisher of either layer: the merge, dead
         letters, ledger rows. Returns the state that the job continues from. A caller that has just
-        loaded it passes `state` to avoid another load. `by_ledger`: see `finish`. Raises Transient.
+        loaded it passes `state` to avoid another load. Raises Transient.
         """
         if state is None or merge.needs_merge(state):
             state = merge.merge(self.lake, self.stream).state
-        self.finish(state, by_ledger)
+        self.finish(state)
         return state
 
     def run(
@@ -83,55 +81,20 @@ class Publisher:
             self._confirmed = NOTHING_CONFIRMED
         return landed
 
-    def finish(self, state: State, by_ledger: bool = False) -> None:
+    def finish(self, state: State) -> None:
         """Publish the dead letters and write the ledger rows that wait in `state`. Raises
-        Transient.
-
-        `by_ledger`: do not load the dead letters table if the ledger states that the letters of
-        `state` are complete; if it does not, the publisher's next ledger rows state it.
-        """
-        if not by_ledger:
-            # The dead letters come before the ledger, whose rows may state that they are complete:
-            # decision 52.
-            self.publish_dead_letters(state)
-        elif not self.knows_complete(state):
-            self.complete_dead_letters(state)
+        Transient."""
+        self.publish_dead_letters(state)
         self.record_decisions(state)
 
     def record_decisions(self, state: State) -> None:
         """Write the decisions that wait in `state` to the ledger. Raises Transient."""
-        complete = self._complete.to_json() if self._complete is not None else ""
-        self._confirmed |= Confirmed(
-            self.ledger.record_waiting(state, self._confirmed.decisions, complete)
-        )
+        self._confirmed |= Confirmed(self.ledger.record_waiting(state, self._confirmed.decisions))
 
     def publish_dead_letters(self, state: State) -> None:
         """Publish the dead letters that wait in `state`. Raises Transient."""
         done = dead_letters.roll_forward(self.lake, self.stream.dead_letters_table, state)
         self._confirmed |= Confirmed(letters=done)
-
-    def complete_dead_letters(self, state: State) -> None:
-        """Publish the dead letters that wait in `state`; unless some were lost, the next ledger
-        rows state that the letters of `state` are complete. Raises Transient."""
-        self.publish_dead_letters(state)
-        # A statement about an hour with lost dead letters would be final, and no batch run would
-        # restate the hour: decision 12.
-        if not dead_letters.lost_hours(self.lake, self.stream, state):
-            self._complete = Complete.of(state)
-
-    def knows_complete(self, state: State) -> bool:
-        """Whether the dead letters of `state` are known to be complete, from the publisher's own
-        check or the ledger. Raises Transient."""
-        if not dead_letters.may_lack(state):
-            return True
-        stated = self.ledger.complete_letters()
-        known = [self._complete, Complete.from_json(stated) if stated else None]
-        # Without a statement about this state, the dead letters of a crashed publish would stay
-        # missing: decision 52.
-        if not any(complete is not None and complete.covers(state) for complete in known):
-            return False
-        self._confirmed |= Confirmed(letters=state.waiting_letters)
-        return True
 
     def _confirming(self, planned: Publish) -> Publish:
         # Only entries that were found written: an entry that is removed earlier would be lost if

@@ -358,7 +358,7 @@ def seal(
     check_clock(lake, state)
     # Before the first seal: decisions of a crashed publish come first in the ledger, whose order
     # consumers follow (decision 23).
-    publisher.finish(state, by_ledger=True)
+    publisher.finish(state)
     resolver.start_from(state)
     while (published := publisher.run(decide, f"seal {stream.name}")).landed is not None:
         reach(Step.SEAL_PUBLISHED)

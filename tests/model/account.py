@@ -33,7 +33,6 @@ def check(world: World) -> None:
         f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state)
     )
     _check_letters(world.letters)
-    _check_complete(world)
     _check_decisions(world.lake, world.ledger, world.restored > 0)
     _check_offsets(world.lake, world.letters, named, world.ledger, world.kafka)
 
@@ -147,20 +146,6 @@ def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
         for i in waiting
         if dead_letters.is_due(lake.state, i) and not dead_letters.is_done(letters.table, i)
     ]
-
-
-def _check_complete(world: World) -> None:
-    lake, letters = world.lake, world.letters
-    if letters is None or world.complete is None or not world.complete.covers(lake.state):
-        return
-    if left := [item["id"] for item in _outstanding(lake, letters)]:
-        raise Violation(
-            f"the ledger states that dead letters are complete, and {left} are not published"
-        )
-    if lost := dead_letters.plan_lost(letters.table, lake.state):
-        raise Violation(
-            f"the ledger states that dead letters are complete, and {sorted(lost)} lack some"
-        )
 
 
 @cache

@@ -219,12 +219,9 @@ class Publisher(Actor):
     items: tuple[str, ...] = ()
     after: str = ""
     confirmed: Confirmed = NOTHING_CONFIRMED
-    complete: dead_letters.Complete | None = None
 
     # The steps whose decisions make a merge first where it is needed.
     nesting: ClassVar[tuple[str, ...]] = ()
-    # Whether it follows what the ledger states of dead letters, and states it there.
-    by_ledger: ClassVar[bool] = False
 
     def steps(self, world: World) -> list[Step]:
         steps: list[Step] = []
@@ -482,8 +479,7 @@ class Publisher(Actor):
         """Return what a commit is stamped with: this machine's clock."""
         return millis(world.kafka.now + self.skew)
 
-    # Steps after a publish: the ledger's rows, then the dead letters; the batch layer's are the
-    # other way round
+    # Steps after a publish: the dead letters, then the ledger's rows
 
     def followed_by(self, then: Publisher) -> Publisher:
         """Return the steps that follow its publish, and `then`."""
@@ -505,27 +501,9 @@ class Publisher(Actor):
         return replace(self, at="follow", after=self.at)
 
     def follow(self, world: World) -> Iterator[Step]:
-        state = world.lake.state
-        items = tuple(str(item["id"]) for item in state.dead_letters)
+        items = tuple(str(item["id"]) for item in world.lake.state.dead_letters)
         loaded = replace(self, seen=world.lake, items=items)
-        if self.by_ledger and world.complete is not None and world.complete.covers(state):
-            known = replace(
-                loaded,
-                at="record",
-                items=(),
-                confirmed=self.confirmed | Confirmed(letters=frozenset(items)),
-            )
-            yield f"reads in the ledger that {items} are complete", world, known
-        elif self.by_ledger and dead_letters.may_lack(state):
-            yield f"loads what waits: {items}", world, loaded.following_letters()
-        elif state.decisions:
-            yield "loads what waits for the ledger", world, replace(loaded, at="record")
-        else:
-            yield (
-                f"loads what waits: {items}",
-                world,
-                replace(loaded, at="record").following_letters(),
-            )
+        yield f"loads what waits: {items}", world, loaded.following_letters()
 
     def record(self, world: World) -> Iterator[Step]:
         assert self.seen is not None
@@ -534,24 +512,20 @@ class Publisher(Actor):
             for row in self.seen.state.decisions
             if row.decision_id not in self.confirmed.decisions
         ]
-        after = world.record(waiting, self.complete)
         ids = [row.decision_id for row in waiting]
         done = replace(self, confirmed=self.confirmed | Confirmed(frozenset(ids)))
-        yield f"records {ids}", after, done.following_letters()
+        followed = replace(done, at=self.after, after="", seen=None)
+        yield f"records {ids}", world.record(waiting), followed
 
     def following_letters(self) -> Publisher:
         """Itself before the next of the dead letters that wait, or behind the last one."""
+        assert self.seen is not None
+        own = replace(self, letters=None, decided_by=None)
         if self.items:
-            return replace(self, at="open_letters", letters=None, decided_by=None)
-        if self.by_ledger and self.at != "record":
-            return replace(self, at="look_for_lost", letters=None, decided_by=None)
-        return replace(self, at=self.after, after="", seen=None, letters=None, decided_by=None)
-
-    def look_for_lost(self, world: World) -> Iterator[Step]:
-        assert self.seen is not None and world.letters is not None
-        state, lost = self.seen.state, dead_letters.plan_lost(world.letters.table, self.seen.state)
-        complete = self.complete if lost else dead_letters.Complete.of(state)
-        yield f"finds {lost} lost", world, replace(self, at="record", complete=complete)
+            return replace(own, at="open_letters")
+        if self.seen.state.decisions:
+            return replace(own, at="record")
+        return replace(own, at=self.after, after="", seen=None)
 
     @property
     def item(self) -> Any:

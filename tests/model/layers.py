@@ -559,7 +559,6 @@ class Batch(Publisher):
     joins: bool = False
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
-    by_ledger: ClassVar[bool] = True
 
     def kept(self) -> dict[str, Any]:
         return {

@@ -583,23 +583,6 @@ SETTINGS = {
         before=(broker(*DEAD_AND_GOOD), READ_BY_TWO),
         world=ACCOUNTS | CRASH,
     ),
-    "dead letters that the ledger states as complete, and an idle hour": Setting(
-        (broker(("tick", 60), MALFORMED), BATCH, SPEED),
-        "batch reads in the ledger that ('accepts-; batch is killed at look_for_lost; "
-        "batch decides to seal and accept; speed publishes the dead letters speed-; "
-        "batch publishes the dead letters speed-",
-        before=DEAD_ACCEPTED,
-        world=ACCOUNTS | CRASH,
-    ),
-    "dead letters that the ledger states as complete, and a restatement": Setting(
-        (broker(("tick", 60)), RESTATES, Batch("rival")),
-        "rival reads in the ledger that ('accepts-1-dead', 'before-0-dead') are complete; "
-        "rival publishes the dead letters batch-; "
-        "rival reads in the ledger that ('accepts-1-dead', 'batch-2-dead') are complete; "
-        "batch is refused with the dead letters",
-        before=DEAD_ACCEPTED,
-        world=ACCOUNTS,
-    ),
     "dead letters that become rows, by two restatements at once": Setting(
         (broker(("widen",)), RESTATES, Batch("rival", restates=1)),
         "another run published first; rival is refused with the dead letters; not due; "

@@ -668,9 +668,6 @@ class World:
     retries: int = 0
     letters: Lake | None = None
     ledger: tuple[str, ...] = ()
-    # The statement of the ledger's newest snapshot on dead letters; each append repeats it, or
-    # states something newer.
-    complete: dead_letters.Complete | None = None
 
     def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
         """An id for an attempt's staged files; none of `used`, which only its own process knows
@@ -755,19 +752,16 @@ class World:
         refs = (ref for ref in self.letters.refs if ref.id != staged.snapshot_id)
         return self._over(self.lake, letters=Lake.of(versions, refs, self.letters.properties))
 
-    def record(
-        self, decisions: Iterable[LedgerRow], complete: dead_letters.Complete | None = None
-    ) -> World:
+    def record(self, decisions: Iterable[LedgerRow]) -> World:
         """The world once the ledger has some decisions: one append, by an actor that read which it
-        lacks, and that may have found dead letters complete."""
+        lacks."""
         wanted = {row.decision_id: row for row in decisions}
         known = {row.decision_id for row in map(ledger_row, self.ledger)}
         rows = [
             json.dumps(row.as_waiting(), sort_keys=True)
             for row in ledger.plan_missing(wanted, known)
         ]
-        stated = complete or self.complete if rows else self.complete
-        return replace(self, ledger=(*self.ledger, *rows), complete=stated)
+        return replace(self, ledger=(*self.ledger, *rows))
 
     def recorded(self, hour: str) -> list[LedgerRow]:
         """The ledger's rows of an hour, oldest first."""

@@ -317,21 +317,6 @@ def as_one(real: Callable[..., Confirmed]) -> Callable[..., Confirmed]:
     return union
 
 
-def by_content_alone(real: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda complete, state: real(
-        replace(complete, ids=complete.ids | state.waiting_letters), state
-    )
-
-
-def by_recording(real: Callable[..., Any]) -> Callable[..., Any]:
-    def open_letters(self: Any, world: Any) -> Any:
-        return iter(
-            [("states what waits as complete", world, replace(self, at="look_for_lost", items=()))]
-        )
-
-    return open_letters
-
-
 def naming_no_letters(real: Callable[..., Publish]) -> Callable[..., Publish]:
     return lambda *given: replace(real(*given), dead_letters=())
 
@@ -657,23 +642,6 @@ MUTANTS = {
         (Confirmed, "__or__", as_one, "no actor ever comes to rest"),
         (BATCH,),
         before=OVER,
-        world=ACCOUNTS,
-    ),
-    "the sets that the ledger states as complete": Mutant(
-        (
-            dead_letters.Complete,
-            "covers",
-            by_content_alone,
-            "states that dead letters are complete",
-        ),
-        (broker(MALFORMED), SPEED, BATCH),
-        before=(broker(MALFORMED, *ONE_HOUR), READ_BY_TWO, ACCEPTS),
-        world=ACCOUNTS,
-    ),
-    "dead letters before the rows of the ledger that state them": Mutant(
-        (Publisher, "open_letters", by_recording, "states that dead letters are complete"),
-        (BATCH,),
-        before=(broker(MALFORMED, *ONE_HOUR),),
         world=ACCOUNTS,
     ),
     "the dead letters that a publish names": Mutant(

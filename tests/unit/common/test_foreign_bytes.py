@@ -23,7 +23,6 @@ from anabranch.iceberg.owner import FORMAT, Owner
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
-from anabranch.protocol.dead_letters import Complete
 from anabranch.protocol.measured import MAINTAINED, read_measured, read_runs
 from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
 from anabranch.protocol.registers import (
@@ -170,7 +169,6 @@ STORED = {
     "owner": Decoder(
         Owner.from_json, {"stream": "s", "topic": "t", "cluster_id": "c", "format": FORMAT}
     ),
-    "complete dead letters": Decoder(Complete.from_json, {"content": "c", "ids": ["i"]}),
     "folders": Decoder(
         of_property(FOLDERS, lambda p: read_property(p, FOLDERS, partial(parse, list[str]), "[]")),
         ["s3://b/f"],

@@ -343,23 +343,6 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
     assert len(files(many)) < 16
 
 
-def test_later_snapshots_repeat_what_is_stated_of_dead_letters(lake: StreamLake) -> None:
-    def append(day: int, complete: str = "") -> None:
-        lake.ledger.record(sealed(at(day)), complete)
-
-    append(0, "first")
-    for day in range(1, 17):
-        append(day)
-    assert merge(lake) is Outcome.LANDED
-    append(100)
-    assert lake.lake.expire_files(lake.stream.hours_table, at(50)) is Outcome.LANDED
-    assert ledger_files.complete_letters(loaded(lake)) == "first"
-    append(101, "second")
-    assert ledger_files.complete_letters(loaded(lake)) == "second"
-    append_as_before(lake, sealed(at(102)))
-    assert ledger_files.complete_letters(loaded(lake)) == "", "another version states nothing"
-
-
 def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
     before, row = history(many), sealed(at(1))[0]
 

@@ -2,7 +2,6 @@
 in one place."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from brokers import Broker
 from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, new_lake, new_state, waiting
 
-from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
@@ -22,7 +20,6 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
-    Complete,
     discard,
     is_due,
     lost_hours,
@@ -33,7 +30,6 @@ from anabranch.protocol.dead_letters import (
     waiting_speed,
 )
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, Confirmed, State
 from batch_layer import stream_run
 from batch_layer.plan import Rebuilt, plan_acceptance_of_empty, plan_publish
@@ -417,77 +413,6 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert lake.dead("main") == lake.dead("batch") == D
 
 
-# Dead letters that the ledger states as complete
-
-
-def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> State:
-    """Publish an hour with its decision, as the batch layer does; the job dies before anything
-    follows."""
-    rows = lake.stage([(FIRST, 0, 0)])
-    letters = (waiting_batch(staged, FIRST, revision, NOW, f"{rows.wap_id}-{FIRST}"),)
-    rebuilt = Rebuilt(FIRST, Accepted(revision, CUT), rows, letters, HourAccount())
-    # The tag of a replaced revision ends a week after the publish.
-    published = lake.publish(plan_publish(lake.state(), [rebuilt], datetime.now(UTC)))
-    assert published is Outcome.LANDED
-    return lake.state()
-
-
-def finish(lake: StreamLake) -> Publisher:
-    publisher = lake.publisher
-    publisher.finish(lake.state(), by_ledger=True)
-    return publisher
-
-
-def test_dead_letters_stated_as_complete_are_not_looked_for(lake: StreamLake) -> None:
-    state = accepted(lake, lake.stage_dead(D, "batch"))
-    finish(lake)
-    assert lake.dead("main") == D
-    lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
-    publisher = finish(lake)
-    assert publisher.knows_complete(lake.state())
-    assert publisher.confirmed.letters == state.waiting_letters
-    with pytest.raises(Terminal):
-        publisher.recover()
-
-
-def test_what_the_ledger_does_not_state_is_published(lake: StreamLake) -> None:
-    accepted(lake, lake.stage_dead(D, "batch"))
-    finish(lake)
-    speed_said(lake, lake.stage_dead([(FIRST, 0, 9)], "speed"), NOW + timedelta(minutes=1))
-    assert not lake.publisher.knows_complete(lake.state())
-    finish(lake)
-    assert lake.dead("speed") == [(FIRST, 0, 9)]
-
-
-def test_another_publish_of_the_batch_layer_is_not_covered(lake: StreamLake) -> None:
-    accepted(lake, None)
-    stated = Complete.of(finish(lake).recover())
-    assert stated is not None and stated.covers(lake.state())
-    state = accepted(lake, None, revision=2)
-    assert not stated.covers(replace(state, dead_letters=())), "its dead letters may be lost"
-    made_again = replace(state, content={**state.content, "batch": ""}, dead_letters=())
-    assert not Complete("", frozenset()).covers(made_again)
-
-
-def test_lost_dead_letters_are_not_stated_as_complete(lake: StreamLake) -> None:
-    staged = lake.stage_dead(D, "batch")
-    accepted(lake, staged)
-    forget_staged(lake, staged)
-    delete(*(f.file_path for f in staged.files))
-    publisher = finish(lake)
-    assert publisher.ledger.complete_letters() == ""
-    assert not publisher.knows_complete(lake.state())
-    assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
-
-
-def test_more_sets_than_a_snapshot_names_are_not_stated(lake: StreamLake) -> None:
-    state = lake.state()
-    items = tuple({"id": f"{i}"} for i in range(25))
-    assert Complete.of(replace(state, dead_letters=items)) is None
-    most = Complete.of(replace(state, dead_letters=items[1:]))
-    assert most is not None and Complete.from_json(most.to_json()) == most
-
-
 def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
     lake = new_lake(
         tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})})
@@ -496,7 +421,7 @@ def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_p
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
-    assert finish(lake).knows_complete(lake.state())
+    lake.publisher.finish(lake.state())
 
 
 def test_the_remaining_files_of_an_hour_are_published(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import sealing, state
-from anabranch.protocol.dead_letters import waiting_batch
-from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import (
     BoundaryResolver,
@@ -30,9 +28,8 @@ from anabranch.protocol.sealing import (
     plan_sealing,
     resolve_state,
 )
-from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.state import State
 from anabranch.protocol.watermarks import complete_through
-from batch_layer.plan import Rebuilt, plan_publish
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 
@@ -164,29 +161,6 @@ def _idle_until(lake: StreamLake, rebuilder: Rebuilder, hour: str) -> Rebuilder:
     ahead = start_of(shift(hour, 1)) + timedelta(minutes=30) - datetime.now(UTC)
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
     return Rebuilder(replace(rebuilder._job, kafka=Broker(log={0: []}).adapter), NO_SPARK)
-
-
-def test_a_seal_states_which_dead_letters_are_complete(tmp_path: Path) -> None:
-    """The hazard: a job dies before the ledger states it, and every later run looks for the dead
-    letters again."""
-    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
-    second = shift(first, 1)
-    lake, rebuilder = _closed_hours(tmp_path, first)
-    rebuilder.seal(None)
-    accepted = Accepted(1, lake.state().timeline.sealed[second])
-    dead = (waiting_batch(lake.stage_dead([(second, 0, 0)], "batch"), second, 1, NOW),)
-    publish = plan_publish(
-        lake.state(),
-        [Rebuilt(second, accepted, lake.stage([]), dead, HourAccount())],
-        datetime.now(UTC),
-    )
-    lake.land(publish)
-    assert _idle_until(lake, rebuilder, shift(first, 4)).seal(None).hours == (shift(first, 4),)
-    assert lake.dead("main") == [(second, 0, 0)]
-    lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
-    later = _idle_until(lake, rebuilder, shift(first, 5))
-    assert later.seal(None).hours == (shift(first, 5),)
-    assert later.publisher.knows_complete(lake.state())
 
 
 def _moved(lake: StreamLake, before: State) -> set[str]:
