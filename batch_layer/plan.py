@@ -20,6 +20,7 @@ from typing import Any
 
 from pyiceberg.manifest import DataFile
 
+from anabranch.common.json_values import to_json
 from anabranch.common.version import VERSION
 from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
@@ -356,7 +357,7 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
         "code": VERSION,
         "stream": stream.model_dump(mode="json", exclude=_OTHER),
         "suite": hashlib.sha256(suite).hexdigest(),
-        "cut": cut.as_dict(),
+        "cut": to_json(cut),
         "accepted": {h: a.revision for h, a in state.accepted.items() if first <= h <= last},
         "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
         "unread": ranges_to_keys(merge.unread_ranges(state, hour, cut)),

@@ -29,6 +29,13 @@ def parse(kind: type[T], text: str | bytes) -> T:
     return made
 
 
+def dump(value: Any, kind: Any = None) -> str:
+    """Return a dataclass, with nested ones, or a value of another `kind`, as the JSON text that
+    `parse` reads: without fields that have their default."""
+    adapter = _adapter(kind or type(value))
+    return adapter.dump_json(value, exclude_defaults=True, warnings=False).decode()
+
+
 def read_property(
     properties: Mapping[str, str], key: str, read: Callable[[str], T], default: str = "{}"
 ) -> T:

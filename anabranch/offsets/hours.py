@@ -7,26 +7,16 @@ function that changes it returns a new one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from itertools import pairwise, takewhile
-from typing import Any
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import parse, to_json
+from anabranch.common.json_values import dump, parse
 from anabranch.offsets.hour_ends import millis
-from anabranch.offsets.position import (
-    Offsets,
-    Position,
-    Ranges,
-    Stamped,
-    ranges_between,
-    ranges_to_keys,
-    to_keys,
-)
+from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, ranges_between
 
 _FORMAT = "%Y-%m-%dT%H"
 # The most hours that one commit decides, and the most ends (hours times partitions).
@@ -125,9 +115,6 @@ class Cut:
     def offsets(self) -> int:
         return sum(e - s for s, e in self.ranges.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"topic_id": self.topic_id, "ranges": ranges_to_keys(self.ranges)}
-
 
 @dataclass(frozen=True)
 class Adoption:
@@ -152,11 +139,6 @@ class Adoption:
     read_ms: int = 0
     begins_ms: int = 0
     replaced: Offsets = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object, without optional fields that are empty."""
-        required = ("hour", "topic_id", "begins")
-        return {name: v for name, v in to_json(self).items() if v or name in required}
 
 
 IMPORTED = "import"
@@ -228,20 +210,7 @@ class Timeline:
     # Cached: every publish writes it, it seldom changes, and with a long backlog it is megabytes.
     @cached_property
     def _json(self) -> str:
-        return json.dumps(
-            {
-                "first": self.first,
-                "open": self.open,
-                "start": to_keys(self.start),
-                "boundaries": {h: to_keys(b) for h, b in sorted(self.boundaries.items())},
-                "sealed": {h: c.as_dict() for h, c in sorted(self.sealed.items())},
-                "skipped": list(self.skipped),
-                "covered_from": self.covered_from,
-                "kept": list(self.kept),
-                "adoptions": [adoption.as_dict() for adoption in self.adoptions],
-            },
-            separators=(",", ":"),
-        )
+        return dump(self)
 
     @staticmethod
     def from_json(text: str) -> Timeline:

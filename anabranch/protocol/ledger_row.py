@@ -249,46 +249,20 @@ class LedgerRow(HourAccount):
 
     def as_waiting(self) -> dict[str, Any]:
         """Return the JSON of the row for a branch's properties."""
-        account = self.as_dict()
-        row = {
-            "id": self.decision_id,
-            "at": self.recorded_at.isoformat(),
-            "hour": self.hour,
-            "decision": self.decision,
-            "revision": self.revision,
-            "code_version": self.code_version,
-            **_cut_columns(self.cut),
-            "offsets": account.pop("offsets", None),
-            "served": self.served,
-            **account,
-            "reason": self.reason,
-            "publish": self.publish,
-            "act": to_json(self.act),
-            "erasure": self.erasure,
-        }
-        # A build always has a reason, which may be null.
-        return {
-            k: v
-            for k, v in row.items()
-            if v is not None or (k == "reason" and self.quality is not None)
-        }
+        row = self.as_columns()
+        own = {"id": row.pop("decision_id"), "at": row.pop("recorded_at").isoformat()}
+        row |= {"publish": self.publish}
+        return own | {name: value for name, value in row.items() if value is not None}
 
     @staticmethod
     def from_waiting(data: Mapping[str, Any]) -> LedgerRow:
+        cut = cut_from(data.get("topic_id"), data["cut"]) if "cut" in data else None
+        values = {name: data[name] for name in _WAITING if data.get(name) is not None}
         return LedgerRow(
-            hour=data["hour"],
-            decision=data["decision"],
-            revision=data["revision"],
             decision_id=data["id"],
             recorded_at=datetime.fromisoformat(data["at"]),
-            code_version=data["code_version"],
-            served=data.get("served"),
-            reason=data.get("reason"),
-            cut=cut_from(data.get("topic_id"), data["cut"])
-            if data.get("cut") is not None
-            else None,
-            publish=data.get("publish"),
-            **_parsed(data),
+            cut=cut,
+            **{n: PARSED[n](value) if n in PARSED else value for n, value in values.items()},
         )
 
     def as_columns(self) -> dict[str, Any]:
@@ -296,7 +270,7 @@ class LedgerRow(HourAccount):
         act = {"act": to_json(self.act)} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
         own = {name: getattr(self, name) for name in _OWN_COLUMNS}
-        return self.as_dict() | _cut_columns(self.cut) | act | erasure | own
+        return own | _cut_columns(self.cut) | self.as_dict() | act | erasure
 
 
 ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))
@@ -304,6 +278,7 @@ _NO_COLUMNS = ("cut", "act", "erasure", "sequence", "publish")  # or columns of 
 _OWN_COLUMNS = tuple(
     f.name for f in fields(LedgerRow) if f.name not in (*ACCOUNT_COLUMNS, *_NO_COLUMNS)
 )
+_WAITING = {*ACCOUNT_COLUMNS, *_OWN_COLUMNS, "act", "erasure", "publish"}
 
 
 def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
@@ -313,12 +288,6 @@ def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
 
 def _cut_columns(cut: Cut | None) -> dict[str, Any]:
     return {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges)} if cut is not None else {}
-
-
-def _parsed(data: Mapping[str, Any]) -> dict[str, Any]:
-    names = (*ACCOUNT_COLUMNS, "act", "erasure")
-    values = {name: data[name] for name in names if data.get(name) is not None}
-    return {n: PARSED[n](value) if n in PARSED else value for n, value in values.items()}
 
 
 PARSED: dict[str, Callable[[Any], Any]] = {

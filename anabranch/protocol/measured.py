@@ -22,7 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ import psutil
 from pyiceberg.table import Table
 
 from anabranch.common.counters import CPU, TALLY, Counts, Tally
-from anabranch.common.json_values import parse, read_stored
+from anabranch.common.json_values import dump, parse, read_stored
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol.ledger_row import Layer
@@ -269,8 +269,7 @@ class MaintenanceRun:
     def to_json(self) -> str:
         """Return the value of the table property: some hundred bytes."""
         failed = {step: reason[:_LONGEST_REASON] for step, reason in self.failed.items()}
-        times = {"began": self.began.isoformat(), "ended": self.ended.isoformat()}
-        return json.dumps(asdict(self) | {"failed": failed} | times, separators=(",", ":"))
+        return dump(replace(self, failed=failed))
 
 
 def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:

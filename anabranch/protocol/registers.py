@@ -14,7 +14,6 @@ hashes of the values, and the places (partition and offset) of erased dead lette
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.json_values import JsonFields, parse, read_property, to_json
+from anabranch.common.json_values import JsonFields, dump, parse, read_property
 from anabranch.offsets.hours import hour_of, hours_between, is_hour, shift, span_of, spans_of
 from anabranch.offsets.position import Offsets, Ranges, clip
 from anabranch.protocol.ledger_row import Act
@@ -77,7 +76,7 @@ class Holds:
         return Holds(tuple(left), at)
 
     def to_json(self) -> str:
-        return json.dumps(to_json(self))
+        return dump(self)
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Holds:
@@ -157,7 +156,7 @@ class Expired:
         return Expired(before, tuple(spans_of(kept - set(hours))), at)
 
     def to_json(self) -> str:
-        return json.dumps(to_json(self), separators=(",", ":"))
+        return dump(self)
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Expired:
@@ -255,7 +254,7 @@ class Erasures:
         return max((one.changed for one in self.all if one.changed is not None), default=None)
 
     def to_json(self) -> str:
-        return json.dumps(to_json(self.all), separators=(",", ":"))
+        return dump(self.all, tuple[Erasure, ...])
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Erasures:

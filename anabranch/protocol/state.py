@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import PositionError, Refused, Terminal
-from anabranch.common.json_values import parse, read_property, read_stored
+from anabranch.common.json_values import dump, parse, read_property, read_stored
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import CONTENT, MERGED
@@ -53,11 +53,6 @@ class Accepted:
     cut: Cut
     by_choice: bool = False
     unread: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        chosen = {"by_choice": True} if self.by_choice else {}
-        unread = {"unread": list(self.unread)} if self.unread else {}
-        return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen | unread
 
 
 @dataclass(frozen=True)
@@ -382,7 +377,7 @@ def list_on_batch(state: State) -> tuple[Change, ...]:
 
 
 def _to_json(accepted: Mapping[str, Accepted]) -> str:
-    return json.dumps({h: accepted[h].as_dict() for h in sorted(accepted)}, separators=(",", ":"))
+    return dump(dict(sorted(accepted.items())), dict[str, Accepted])
 
 
 def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from commands import call, shown
 from world import World, add_catalog, event, past_hour, spread
 
 from anabranch.common.errors import MetadataGone
+from anabranch.common.json_values import to_json
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.files import delete_files
@@ -231,7 +232,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
             for d in one.dead()
         ],
         "position": state.position.offsets,
-        "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
+        "accepted": {hour: to_json(accepted) for hour, accepted in state.accepted.items()},
         "ledger": [_without(row.as_columns(), unlike) for row in decisions],
         "audit": audit,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.common.json_values import to_json
 from anabranch.kafka.batches import ABORTED, CONTROL
 from anabranch.offsets.hours import IMPORTED, Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
@@ -139,7 +140,7 @@ def _check_ledger(a: Audited) -> Iterator[Disagreement]:
     cut = row.cut if row is not None else None
     if a.cut is not None and cut is not None and cut != a.cut:
         yield a.differs(
-            "cut", f"{a.cut.as_dict()}, as in the table", f"{cut.as_dict()} in the ledger"
+            "cut", f"{to_json(a.cut)}, as in the table", f"{to_json(cut)} in the ledger"
         )
     size = sum(r.cut[1] - r.cut[0] for r in a.partitions.values())
     if account.offsets is not None and account.offsets != size:

@@ -12,7 +12,7 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 from no_spark import NO_SPARK, Hours
 
-from anabranch.common.json_values import from_json
+from anabranch.common.json_values import dump, parse
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
@@ -233,5 +233,5 @@ def test_an_hour_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.Monkey
 
 def test_the_state_of_a_branch_is_read_back() -> None:
     one = Accepted(3, CUTS[H0], True, (H1, H2))
-    assert from_json(Accepted, one.as_dict()) == one
-    assert "unread" not in Accepted(1, CUTS[H0]).as_dict()
+    assert parse(Accepted, dump(one)) == one
+    assert "unread" not in dump(Accepted(1, CUTS[H0]))

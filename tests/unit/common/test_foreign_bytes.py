@@ -16,7 +16,7 @@ import pytest
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.health import read_record
-from anabranch.common.json_values import parse, read_property
+from anabranch.common.json_values import parse, read_property, to_json
 from anabranch.iceberg.files import FOLDERS
 from anabranch.iceberg.other_tables import read_log
 from anabranch.iceberg.owner import FORMAT, Owner
@@ -133,7 +133,7 @@ STORED = {
     ),
     "accepted hours": Decoder(
         of_property(ACCEPTED, lambda p: read_accepted({"batch": p, "main": {}})),
-        {HOUR: Accepted(1, CUT, True, (HOUR,)).as_dict()},
+        {HOUR: to_json(Accepted(1, CUT, True, (HOUR,)))},
         is_empty,
     ),
     "waiting decisions": Decoder(

@@ -20,6 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
+from anabranch.common.json_values import to_json
 from anabranch.iceberg import admin, expiry, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.files import references
@@ -281,7 +282,7 @@ def state_of_a_week(partitions: int) -> int:
     hours = list(cuts)
     needed: dict[str, str] = {}
     for i in range(168):
-        remembered = {h: Accepted(1, cuts[h]).as_dict() for h in hours[i : i + REMEMBERED_HOURS]}
+        remembered = {h: to_json(Accepted(1, cuts[h])) for h in hours[i : i + REMEMBERED_HOURS]}
         at = i + REMEMBERED_HOURS
         timeline = Timeline(
             FIRST, shift(FIRST, at), offsets_at(at, partitions), covered_from=hours[at - 24]
@@ -329,7 +330,7 @@ def test_any_state_of_a_branch_is_read_back_unchanged(long: StreamLake, seed: in
     drawn = random.Random(seed)
     hours = cuts_of(drawn.randrange(1, 60), drawn.randrange(1, 300))
     objects: dict[str, Any] = {
-        ACCEPTED: {h: Accepted(1, c).as_dict() for h, c in hours.items()},
+        ACCEPTED: {h: to_json(Accepted(1, c)) for h, c in hours.items()},
         TIMELINE: {"start": 1, "boundaries": {h: {"0": 1} for h in hours}, "sealed": {}},
         LOST: [{"why": 'a\tb\n{"2026-11-21T00":{ }' * drawn.randrange(300), "ünïcode": "\u2028"}],
         "anabranch.overrides": {FIRST: "speed", shift(FIRST, 1): {}},
@@ -365,7 +366,7 @@ def test_an_hour_more_of_a_long_backlog_changes_few_properties(hours: int, parti
         state_properties.plan_summary(
             {
                 ACCEPTED: json.dumps(
-                    {h: Accepted(1, c).as_dict() for h, c in some.items()}, separators=(",", ":")
+                    {h: to_json(Accepted(1, c)) for h, c in some.items()}, separators=(",", ":")
                 )
             },
             {},

@@ -84,14 +84,14 @@ ITS_CUT = ', "topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6'
                 '"sample": [{"kind": "unread", "partition": 0, "offset": 8}], "missing_dead": 0, "extra_dead": 0}, "quality": '
                 '{"passed": true, "failed": [], "warnings": [], "evaluated": 1, "suite": '
                 '"events", "met": [{"type": "expect_x", "kwargs": {}, "severity": "critical"}], '
-                '"not_applicable": []}, "reason": null, "publish": "p"}'
+                '"not_applicable": []}, "publish": "p"}'
             ),
         ),
     ],
 )
 def test_a_decision_waits_as_json_and_comes_back(row: LedgerRow, text: str) -> None:
     waiting = replace(row, publish="p")
-    assert json.dumps(waiting.as_waiting()) == text
+    assert json.loads(json.dumps(waiting.as_waiting())) == json.loads(text)
     assert LedgerRow.from_waiting(json.loads(text)) == waiting
 
 

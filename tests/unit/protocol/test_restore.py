@@ -12,6 +12,7 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
 from anabranch.common.errors import FileGone, Terminal
+from anabranch.common.json_values import to_json
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import delete_files, find_lost_files
 from anabranch.iceberg.prepare import plan_fence, set_ref
@@ -285,7 +286,7 @@ def test_a_batch_branch_dropped_before_all_has_accepted_nothing(tmp_path: Path) 
 
 def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]:
     hours = {
-        H[i]: Accepted(r, CUTS[i]).as_dict()
+        H[i]: to_json(Accepted(r, CUTS[i]))
         for i, r in ((H.index(h), r) for h, r in accepted.items())
     }
     return {ACCEPTED: json.dumps(hours)} | values
