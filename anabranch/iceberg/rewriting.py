@@ -100,17 +100,10 @@ def rewrite(
     Raises Terminal if the rows read back differ from those of the sources, Transient if storage
     does not answer, Stopped if `is_stopped` returns true. After an error the new file is deleted.
     """
-    first = sources[0]
-    path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
-    try:
-        with lake_errors(f"compact {len(sources)} files into {path}"):
-            new_file = _write_like(table, path, first, read_batches(table, sources, is_stopped))
-            # Decision 15: read the new file back and compare it before any commit names it. A fault
-            # of a writer would otherwise replace good rows.
-            _require_same(table, new_file, sources, is_stopped)
-    except BaseException:
-        delete_quietly(table, [path])
-        raise
+    advice = "set `speed: {roll_up: false}` in the stream's file, start the speed layer again, and "
+    new_file = _copy(
+        table, "rolled", sources[0], lambda: read_batches(table, sources, is_stopped), advice
+    )
     return Rewritten(new_file, tuple(sources))
 
 
@@ -118,25 +111,33 @@ def rewrite_kept(
     table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
 ) -> DataFile | None:
     """Write a file's rows for which `keep` is true to a new file, in their order, and read it back.
-    Return None if there are none.
-
-    Raises Terminal if the rows read back differ, Transient. After an error the new file is deleted.
-    """
+    Return None if there are none. Raises as `rewrite`."""
 
     def kept() -> Iterator[pa.RecordBatch]:
         return (batch.filter(keep(batch)) for batch in read_batches(table, (source,)))
 
     if not any(batch.num_rows for batch in kept()):
         return None
-    path = f"{source.file_path.rsplit('/', 1)[0]}/kept-{uuid.uuid4().hex}.parquet"
+    return _copy(table, "kept", source, kept)
+
+
+def _copy(
+    table: Table,
+    name: str,
+    like: DataFile,
+    rows: Callable[[], Iterable[pa.RecordBatch]],
+    advice: str = "",
+) -> DataFile:
+    path = f"{like.file_path.rsplit('/', 1)[0]}/{name}-{uuid.uuid4().hex}.parquet"
     try:
-        with lake_errors(f"rewrite {source.file_path} as {path}"):
-            new_file = _write_like(table, path, source, kept())
-            if not is_same(read_batches(table, (new_file,)), kept()):
+        with lake_errors(f"rewrite {like.file_path} as {path}"):
+            new_file = _write_like(table, path, like, rows())
+            # Decision 15: read the new file back and compare it before any commit names it. A fault
+            # of a writer would otherwise replace good rows.
+            if not is_same(read_batches(table, (new_file,)), rows()):
                 raise Terminal(
-                    f"rewrite {source.file_path}: expected to read the rows that are kept from "
-                    f"{path}, found others; the new file was deleted, nothing was published; "
-                    "report this"
+                    f"rewrite {like.file_path}: expected to read the same rows from {path}, found "
+                    f"others; the new file was deleted, nothing was published; {advice}report this"
                 )
     except BaseException:
         delete_quietly(table, [path])
@@ -175,23 +176,6 @@ def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
     with open_writer(sink, schema):
         pass
     return pq.ParquetFile(sink)
-
-
-def _require_same(
-    table: Table, new_file: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
-) -> None:
-    rows = sum(f.record_count for f in sources)
-    if new_file.record_count == rows and is_same(
-        read_batches(table, (new_file,), is_stopped), read_batches(table, sources, is_stopped)
-    ):
-        return
-    raise Terminal(
-        f"compact {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} "
-        f"rows of {sources[0].file_path} and others from {new_file.file_path}, found "
-        f"{new_file.record_count} rows or other values; the new file was deleted, nothing was "
-        "published; set `speed: {roll_up: false}` in the stream's file, start the speed layer "
-        "again, and report this"
-    )
 
 
 def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:

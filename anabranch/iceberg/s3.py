@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -243,9 +243,7 @@ class ObjectStore:
     def get(self, bucket: str, key: str) -> bytes:
         """Return an object's contents. Raises ConfigurationError, Transient, Terminal (missing)."""
         with self._errors(f"read s3://{bucket}/{key}"):
-            body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        TALLY.count(S3_BYTES, "read", len(body))
-        return body
+            return self._body(Bucket=bucket, Key=key)[0]
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
         """Write one object. Raises ConfigurationError (keys, rights, bucket) or Transient."""
@@ -263,16 +261,8 @@ class ObjectStore:
 
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
         """Return an object's contents and entity tag; None without the object. Raises as `get`."""
-        with self._errors(f"read s3://{bucket}/{key}"):
-            try:
-                answer = self._client.get_object(Bucket=bucket, Key=key)
-                body: bytes = answer["Body"].read()
-            except ClientError as error:
-                if _code(error) not in ("NoSuchKey", "404"):
-                    raise
-                return None
-        TALLY.count(S3_BYTES, "read", len(body))
-        return body, answer["ETag"]
+        doing = f"read s3://{bucket}/{key}"
+        return self._ask(doing, {"NoSuchKey", "404"}, partial(self._body, Bucket=bucket, Key=key))
 
     def put_if(
         self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None
@@ -281,17 +271,10 @@ class ObjectStore:
         Return False if the condition failed. Raises as `put`. Source: Amazon S3's conditional
         writes; a store without them writes in any case."""
         condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
-        with self._errors(f"write s3://{bucket}/{key}"):
-            try:
-                self._client.put_object(
-                    Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition
-                )
-                return True
-            except ClientError as error:
-                # 404: the object to replace is gone; 409: another write of it is in progress.
-                if _status(error) not in (409, 412) and _code(error) != "NoSuchKey":
-                    raise
-        return False
+        named = {"Bucket": bucket, "Key": key, "Body": body, "ContentType": content_type}
+        put = partial(self._client.put_object, **named, **condition)
+        # NoSuchKey: the object to replace is gone; 409: another write of it is in progress.
+        return self._ask(f"write s3://{bucket}/{key}", {409, 412, "NoSuchKey"}, put) is not None
 
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects, a thousand with each request. Raises Terminal (permissions), or Transient
@@ -320,27 +303,16 @@ class ObjectStore:
 
     def has_bucket(self, bucket: str) -> bool:
         """Return whether the bucket exists. Raises ConfigurationError or Transient."""
-        with self._errors(f"look at bucket {bucket}"):
-            try:
-                self._client.head_bucket(Bucket=bucket)
-                return True
-            except ClientError as error:
-                if _status(error) != 404:
-                    raise
-        return False
+        look = partial(self._client.head_bucket, Bucket=bucket)
+        return self._ask(f"look at bucket {bucket}", {404}, look) is not None
 
     def versioning(self, bucket: str) -> str | None:
         """Return whether versions of deleted and replaced objects are kept: `Enabled`, `Suspended`
         (former ones), or None, also for a server without versioning. Raises ConfigurationError
         (permissions) or Transient; the other methods for a bucket's settings raise these too."""
-        with self._errors(f"read the versioning of bucket {bucket}"):
-            try:
-                status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
-            except ClientError as error:
-                if _status(error) not in (405, 501):
-                    raise
-                return None
-        return str(status) if status else None
+        ask = partial(self._client.get_bucket_versioning, Bucket=bucket)
+        answer = self._ask(f"read the versioning of bucket {bucket}", {405, 501}, ask) or {}
+        return answer.get("Status") or None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
         """Yield the noncurrent versions of keys with `prefix`. Raises Terminal or Transient."""
@@ -354,12 +326,7 @@ class ObjectStore:
     def get_version(self, version: Version) -> bytes:
         """Return the contents of a version. Raises as `get`."""
         with self._errors(f"read version {version.id} of {version.path}"):
-            answer = self._client.get_object(
-                Bucket=version.bucket, Key=version.key, VersionId=version.id
-            )
-            body: bytes = answer["Body"].read()
-        TALLY.count(S3_BYTES, "read", len(body))
-        return body
+            return self._body(Bucket=version.bucket, Key=version.key, VersionId=version.id)[0]
 
     def delete_versions(self, bucket: str, versions: Sequence[Version]) -> None:
         """Delete versions permanently. Raises as `delete_objects`."""
@@ -368,29 +335,17 @@ class ObjectStore:
 
     def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
         """Return the bucket's enabled lifecycle rules."""
-        with self._errors(f"read the lifecycle rules of bucket {bucket}"):
-            try:
-                rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get(
-                    "Rules", ()
-                )
-            except ClientError as error:
-                if _code(error) != "NoSuchLifecycleConfiguration":
-                    raise
-                return ()
+        ask = partial(self._client.get_bucket_lifecycle_configuration, Bucket=bucket)
+        doing = f"read the lifecycle rules of bucket {bucket}"
+        rules = (self._ask(doing, {"NoSuchLifecycleConfiguration"}, ask) or {}).get("Rules", ())
         return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
 
     def lock(self, bucket: str) -> str | None:
         """Return the bucket's default object lock (`GOVERNANCE 30 days`); None without one."""
-        with self._errors(f"read the object lock of bucket {bucket}"):
-            try:
-                lock = self._client.get_object_lock_configuration(Bucket=bucket).get(
-                    "ObjectLockConfiguration", {}
-                )
-            except ClientError as error:
-                if _code(error) != "ObjectLockConfigurationNotFoundError":
-                    raise
-                return None
-        kept = lock.get("Rule", {}).get("DefaultRetention")
+        ask = partial(self._client.get_object_lock_configuration, Bucket=bucket)
+        doing = f"read the object lock of bucket {bucket}"
+        answer = self._ask(doing, {"ObjectLockConfigurationNotFoundError"}, ask) or {}
+        kept = answer.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
         if not kept:
             return None
         if "Days" in kept:
@@ -408,6 +363,22 @@ class ObjectStore:
             if page is None:
                 return
             yield page
+
+    def _body(self, **named: str) -> tuple[bytes, str]:
+        answer = self._client.get_object(**named)
+        body: bytes = answer["Body"].read()
+        TALLY.count(S3_BYTES, "read", len(body))
+        return body, answer["ETag"]
+
+    def _ask(self, doing: str, absent: Set[str | int], ask: Callable[[], Any]) -> Any:
+        """Return an answer; None after an error whose code or status is in `absent`."""
+        with self._errors(doing):
+            try:
+                return ask()
+            except ClientError as error:
+                if absent.isdisjoint((_code(error), _status(error))):
+                    raise
+        return None
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:

@@ -106,6 +106,17 @@ def rows_schema(stream: Stream) -> Schema:
     return Schema(*fields)
 
 
+def schema_of(*columns: tuple[str, str] | tuple[str, str, str]) -> Schema:
+    """Return a schema of columns: a name (with `!` if it is required), Iceberg's name of the type,
+    and a doc. Their ids are their places: a new column is the last one."""
+    return Schema(
+        *(
+            NestedField(i, name.rstrip("!"), kind, name.endswith("!"), *doc)
+            for i, (name, kind, *doc) in enumerate(columns, 1)
+        )
+    )
+
+
 def rows_columns(stream: Stream) -> Columns:
     """Return the columns of the stream's table, and how they may change."""
     source = f"subject {stream.subject}" if stream.subject_schema is not None else "`schema:`"

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch.common.errors import Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.common.version import VERSION
 from anabranch.iceberg.ledger_files import Span, has_many, read, read_since
+from anabranch.iceberg.table_schemas import schema_of
 from anabranch.protocol.ledger_row import Layer
 
 if TYPE_CHECKING:
@@ -29,24 +28,20 @@ if TYPE_CHECKING:
 
     from anabranch.iceberg.lake import Lake
 
-DELIVERIES_SCHEMA = Schema(
-    NestedField(1, "sequence", LongType(), required=True, doc="order of the deliveries, by commit"),
-    NestedField(2, "delivery_id", StringType(), required=True),
-    NestedField(3, "hour", StringType(), required=True),
-    NestedField(4, "target", StringType(), required=True, doc="its name in the stream's file"),
-    NestedField(
-        5, "place", StringType(), required=True, doc="the folder's root, or the topic and its id"
-    ),
-    NestedField(6, "revision", IntegerType(), required=True),
-    NestedField(7, "served", StringType(), required=True, doc="the layer whose rows they are"),
-    NestedField(
-        8, "snapshot_id", LongType(), required=True, doc="of main, from which the rows were read"
-    ),
-    NestedField(9, "rows", LongType(), required=True),
-    NestedField(10, "files", IntegerType(), required=True, doc="at the target; 0 for a topic"),
-    NestedField(11, "token", StringType(), required=True, doc="of the changes, to continue from"),
-    NestedField(12, "code_version", StringType(), required=True),
-    NestedField(13, "delivered_at", TimestamptzType(), required=True),
+DELIVERIES_SCHEMA = schema_of(
+    ("sequence!", "long", "order of the deliveries, by commit"),
+    ("delivery_id!", "string"),
+    ("hour!", "string"),
+    ("target!", "string", "its name in the stream's file"),
+    ("place!", "string", "the folder's root, or the topic and its id"),
+    ("revision!", "int"),
+    ("served!", "string", "the layer whose rows they are"),
+    ("snapshot_id!", "long", "of main, from which the rows were read"),
+    ("rows!", "long"),
+    ("files!", "int", "at the target; 0 for a topic"),
+    ("token!", "string", "of the changes, to continue from"),
+    ("code_version!", "string"),
+    ("delivered_at!", "timestamptz"),
 )
 
 _ARROW = schema_to_pyarrow(DELIVERIES_SCHEMA)

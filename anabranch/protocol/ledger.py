@@ -20,9 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.json_values import parse, read_stored
@@ -40,6 +38,7 @@ from anabranch.iceberg.ledger_files import (
     removed_through,
 )
 from anabranch.iceberg.snapshots import snapshots_by_commit
+from anabranch.iceberg.table_schemas import schema_of
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger_row import (
     ACCOUNT_COLUMNS,
@@ -63,79 +62,53 @@ LOG = logging.getLogger(__name__)
 # The prefix of the reason of an hour that an operator accepted although rules failed.
 BY_CHOICE = "accepted by choice"
 
-LEDGER_SCHEMA = Schema(
-    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, by commit"),
-    NestedField(2, "decision_id", StringType(), required=True),
-    NestedField(3, "hour", StringType(), required=True),
-    NestedField(
-        4,
-        "decision",
-        StringType(),
-        required=True,
-        doc="sealed, accepted, refused, served, expired, erased, undone; or an act",
+LEDGER_SCHEMA = schema_of(
+    ("sequence!", "long", "order of the decisions, by commit"),
+    ("decision_id!", "string"),
+    ("hour!", "string"),
+    (
+        "decision!",
+        "string",
+        "sealed, accepted, refused, served, expired, erased, undone; or an act",
     ),
-    NestedField(5, "revision", IntegerType(), required=True),
-    NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
-    NestedField(7, "topic_id", StringType()),
-    NestedField(8, "cut", StringType(), doc='JSON {"partition": [start, end]}'),
-    NestedField(9, "offsets", LongType()),
-    NestedField(10, "good", LongType()),
-    NestedField(11, "dead", LongType()),
-    NestedField(12, "duplicate", LongType()),
-    NestedField(13, "gap", LongType()),
-    NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
-    NestedField(15, "speed_rows", LongType()),
-    NestedField(
-        16,
+    ("revision!", "int"),
+    ("served", "string", "the layer that main serves the hour from"),
+    ("topic_id", "string"),
+    ("cut", "string", 'JSON {"partition": [start, end]}'),
+    ("offsets", "long"),
+    ("good", "long"),
+    ("dead", "long"),
+    ("duplicate", "long"),
+    ("gap", "long"),
+    ("gaps", "string", "JSON {class: offsets}"),
+    ("speed_rows", "long"),
+    (
         "diff",
-        StringType(),
-        doc="JSON {missing, extra, changed, duplicate, unread, sample, missing_dead, extra_dead}",
+        "string",
+        "JSON {missing, extra, changed, duplicate, unread, sample, missing_dead, extra_dead}",
     ),
-    NestedField(
-        17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"
-    ),
-    NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main if it changed main"),
-    NestedField(19, "reason", StringType()),
-    NestedField(20, "code_version", StringType(), required=True),
-    NestedField(21, "recorded_at", TimestamptzType(), required=True),
-    NestedField(
-        22,
+    ("quality", "string", "JSON {passed, failed, warnings, evaluated, suite, met}"),
+    ("snapshot_id", "long", "of the publish, on main if it changed main"),
+    ("reason", "string"),
+    ("code_version!", "string"),
+    ("recorded_at!", "timestamptz"),
+    (
         "partitions",
-        StringType(),
-        doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased, conflicts}}',
+        "string",
+        'JSON {"partition": {offsets, good, dead, duplicate, gaps, erased, conflicts}}',
     ),
-    NestedField(
-        23,
-        "sources",
-        StringType(),
-        doc="JSON {kafka, accepted, dead_letters, speed}: records by source",
-    ),
-    NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
-    NestedField(
-        25,
+    ("sources", "string", "JSON {kafka, accepted, dead_letters, speed}: records by source"),
+    ("run", "string", "JSON {began, spark, files, bytes, parent, root}"),
+    (
         "unknown",
-        StringType(),
-        doc="JSON {records, fields, others}: fields that the schema does not contain",
+        "string",
+        "JSON {records, fields, others}: fields that the schema does not contain",
     ),
-    NestedField(
-        26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"
-    ),
-    NestedField(27, "erased", LongType(), doc="offsets whose records were erased"),
-    NestedField(
-        28,
-        "erasure",
-        StringType(),
-        doc="JSON: a request with keyed hashes, or what it removed of an hour",
-    ),
-    NestedField(
-        29,
-        "imported",
-        StringType(),
-        doc="JSON {source, files, rows, checksum}: of an imported hour",
-    ),
-    NestedField(
-        30, "conflicts", LongType(), doc="duplicates whose content no row that they repeat has"
-    ),
+    ("act", "string", "JSON {name, user, host, at, why}: the operator's act"),
+    ("erased", "long", "offsets whose records were erased"),
+    ("erasure", "string", "JSON: a request with keyed hashes, or what it removed of an hour"),
+    ("imported", "string", "JSON {source, files, rows, checksum}: of an imported hour"),
+    ("conflicts", "long", "duplicates whose content no row that they repeat has"),
 )
 
 _JSON = ("cut", *PARSED)

@@ -40,7 +40,7 @@ _LONGEST = 200  # characters of an argument or of an exception in a message or i
 _MOST = 20  # items of a list in the ledger
 POSITION = ("kafka_partition", "kafka_offset")
 
-Rows = tuple[Mapping[str, Any], ...]
+Rows = list[dict[str, Any]]
 
 # Expectations whose observed value is computed from all rows. The observed value of others, such as
 # a maximum, is a value of a row.
@@ -52,39 +52,6 @@ _STATISTICS = re.compile(
 _WITH_VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class FailedExpectation:
-    """An expectation that the rows did not meet, or that could not be evaluated.
-
-    `observed`: a count or another statistic. `unexpected_count`: the number of unexpected rows
-    among `element_count` rows. Each is None if Great Expectations gives none. `rows`: the positions
-    of up to SAMPLE unexpected rows. `message`: one sentence for an operator. `raised`: why it could
-    not be evaluated.
-    """
-
-    type: str
-    kwargs: Mapping[str, Any]
-    observed: Any
-    unexpected_count: int | None
-    message: str
-    severity: str = "critical"
-    element_count: int | None = None
-    rows: Rows = ()
-    raised: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "kwargs": json_safe(self.kwargs),
-            "severity": self.severity,
-            "observed": json_safe(self.observed),
-            "unexpected_count": self.unexpected_count,
-            "element_count": self.element_count,
-            "rows": json_safe(self.rows),
-            "message": self.message,
-        } | ({"raised": self.raised} if self.raised else {})
-
-
 def describe_met(expectation: Expectation) -> dict[str, Any]:
     """Return the ledger's entry of an expectation that the rows met. Pure."""
     kwargs = json_safe(expectation.kwargs)
@@ -93,10 +60,16 @@ def describe_met(expectation: Expectation) -> dict[str, Any]:
 
 def describe_failure(
     expectation: Expectation, result: Mapping[str, Any], raised: str | None, why: str | None = None
-) -> FailedExpectation:
-    """Describe an unmet expectation for an operator. `why`: the source of its bounds. Pure."""
+) -> dict[str, Any]:
+    """Return the ledger's entry of an unmet expectation, or of one that could not be evaluated.
+
+    `why`: the source of its bounds. `observed`: a count or another statistic. `unexpected_count`:
+    the number of unexpected rows among `element_count` rows. Each is None if Great Expectations
+    gives none. `rows`: the positions of up to SAMPLE unexpected rows. `message`: one sentence for
+    an operator. `raised`: why it could not be evaluated. Pure.
+    """
     kwargs = expectation.kwargs
-    count, rows = result.get("unexpected_count"), _rows(result)
+    rows = _rows(result)
     observed = result.get("observed_value") if _STATISTICS.match(expectation.type) else None
     columns = (
         kwargs.get("column_list")
@@ -110,18 +83,14 @@ def describe_failure(
         f"{expectation.type}{subject}: expected {_expected(expectation)}, "
         f"{outcome}{f' ({why})' if why else ''}"
     )
-    elements = result.get("element_count")
-    return FailedExpectation(
-        expectation.type,
-        kwargs,
-        observed,
-        count,
-        message,
-        expectation.severity,
-        elements,
-        rows,
-        raised,
-    )
+    return {
+        **describe_met(expectation),
+        "observed": json_safe(observed),
+        "unexpected_count": result.get("unexpected_count"),
+        "element_count": result.get("element_count"),
+        "rows": rows,
+        "message": message,
+    } | ({"raised": raised} if raised else {})
 
 
 def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed: Any) -> str:
@@ -150,7 +119,7 @@ def _without_values(raised: str, columns: Iterable[object]) -> str:
 
 def _rows(result: Mapping[str, Any]) -> Rows:
     rows = list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
-    return tuple({"partition": row[POSITION[0]], "offset": row[POSITION[1]]} for row in rows)
+    return [{"partition": row[POSITION[0]], "offset": row[POSITION[1]]} for row in rows]
 
 
 def _expected(expectation: Expectation) -> str:
@@ -258,12 +227,12 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
         failure = describe_failure(
             expectation, observed.get(i, {}), raised[i], ours[i].basis if i in ours else None
         )
-        (failed if expectation.severity == "critical" else warnings).append(failure.as_dict())
+        (failed if expectation.severity == "critical" else warnings).append(failure)
         LOG.warning(
             "quality gate: expectation not met suite=%s severity=%s: %s",
             suite.name,
             expectation.severity,
-            failure.message,
+            failure["message"],
         )
     not_applicable = [
         {"type": bound[i].type, "reason": b.basis} for i, b in ours.items() if not b.applies

@@ -457,7 +457,7 @@ def test_rows_that_are_not_read_back_are_not_published(
     monkeypatch.setattr(
         rewriting, "groups_by_size", lambda *given: ([b.slice(1)] for b, *_ in real(*given))
     )
-    with pytest.raises(Terminal, match=r"expected to read the 10 rows of .*roll_up: false"):
+    with pytest.raises(Terminal, match=r"expected to read the same rows .*roll_up: false"):
         rolling.finish()
     assert files(lake) == before
     assert not stored(lake)
@@ -473,7 +473,7 @@ def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.Mon
             yield pa.Table.from_batches(group).take([2, 1, 0]).to_batches()
 
     monkeypatch.setattr(rewriting, "groups_by_size", turned)
-    with pytest.raises(Terminal, match=r"or other values"):
+    with pytest.raises(Terminal, match=r"found others"):
         rewrite(lake.table(), sources)
     assert not stored(lake)
 
