@@ -289,7 +289,7 @@ class HourBuilder:
             {hour: cut.ranges},
         )
         served = self._served(hour, state, together)
-        if left_out is None and (staged := self._staged(hour, cut, state, served)) is not None:
+        if not left_out and (staged := self._staged(hour, cut, state, served)) is not None:
             return staged
         read = self.reader.read(hour, cut, state)
         self.passes.begin("count what was read")
@@ -303,7 +303,7 @@ class HourBuilder:
                 counts = filled.counts(cut.ranges)
             read = filled
         erased = None
-        if left_out is not None:
+        if left_out:
             self.passes.begin("leave out erased records")
             erased = cached(find_erased(read.decoded, left_out))
             whole = read.to_archive
@@ -762,7 +762,7 @@ class HourBuilder:
         gaps = classify_gaps({p: of.count for p, of in missing.items()}, counts)
         # Decision 41: an offset without a source keeps the class of the accepted revision. Else a
         # restatement would count that revision's duplicates and erased records as gaps.
-        before = self._job.ledger.partitions_before(state, built.hour)
+        before = ledger.partitions_before(state, built.hour, self._job.ledger.history([built.hour]))
         accepted = frames.accepted
         stored = count(accepted, cut.ranges).distinct if accepted is not None else {}
         erased, lost, gaps = classify_erased(lost, gaps, before, self._erased(frames, cut))

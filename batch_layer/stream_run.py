@@ -161,27 +161,14 @@ def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> lis
     return results
 
 
-def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
-    """Return a request to restate each accepted hour whose dead letters were lost before they were
-    published. Leaves out hours whose restatement was refused."""
+def with_losses(job: Job, state: State, files: Mapping[str, str]) -> dict[str, RebuildRequest]:
+    """Return a request to restate each accepted hour that lost a file (by hour, why), or whose dead
+    letters were lost before they were published. Leaves out hours whose restatement was refused."""
     lookback = job.stream.lookback_hours
-    found = dead_letters.lost_hours(job.lake, job.stream, state)
-    lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
-    why = {
-        h: f"the dead letters of revision {revision} were lost"
-        for h, revision in sorted(lost.items())
-    }
-    return _restatements(job, state, why)
-
-
-def with_lost_files(job: Job, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
-    """Return a request to restate each accepted hour that lost a file (`why`). Leaves out hours
-    whose restatement was refused."""
-    lookback = job.stream.lookback_hours
-    kept = {
-        h: w for h, w in sorted(why.items()) if h in state.accepted and is_kept(state, h, lookback)
-    }
-    return _restatements(job, state, kept)
+    lost = dead_letters.lost_hours(job.lake, job.stream, state)
+    why = {h: f"the dead letters of revision {n} were lost" for h, n in lost.items()} | dict(files)
+    kept = (h for h in sorted(why) if h in state.accepted and is_kept(state, h, lookback))
+    return _restatements(job, state, {h: why[h] for h in kept})
 
 
 def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
@@ -362,10 +349,7 @@ class StreamRun:
         """Restate hours that lost dead letters or files, then those of incomplete look-back."""
         with self._turn():
             state = self._call(self._rebuilder.load)
-            lost = self._call(lambda: with_lost_dead_letters(self._job, state))
-            lost |= self._call(
-                lambda: with_lost_files(self._job, state, self._rebuilder.without_files)
-            )
+            lost = self._call(lambda: with_losses(self._job, state, self._rebuilder.without_files))
             self._rebuilder.without_files.clear()
         for h, request in lost.items():
             self._attempt(h, request, state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ from anabranch.kafka.source import (
 from anabranch.offsets.position import Offsets, Ranges, clip, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.erasure import ErasureFilter, load_filter
+from anabranch.protocol.erasure import HourFilter, load_filter
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.merge import Merged
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
@@ -576,7 +576,7 @@ class MicroBatches:
             topic_id,
             plan.by_hour,
         )
-        by_workers = left_out is None and dead_too is None
+        by_workers = not left_out and dead_too is None
         if by_workers and (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
         return self._stage_judged(frame, plan, decided, left_out, dead_too)
@@ -586,7 +586,7 @@ class MicroBatches:
         frame: DataFrame,
         plan: Plan,
         decided: ResolvedState,
-        left_out: ErasureFilter | None,
+        left_out: Sequence[HourFilter],
         dead_too: DataFrame | None,
     ) -> StagedBatch:
         """Stage rows and dead letters of all records, decoded once, without erased ones."""
@@ -599,12 +599,12 @@ class MicroBatches:
             decoded = decoded.unionByName(dead_too.drop(records.UNKNOWN))
         left = decoded = decoded.cache()
         try:
-            if left_out is not None:
+            if left_out:
                 left = without(decoded, find_erased(decoded, left_out)).cache()
             rows = self._stage_rows(left, plan, decided)
             count = left.count()
             dead = self._stage_dead(left, plan, topic_id) if count > rows.rows else None
-            if left_out is not None:
+            if left_out:
                 LOG.info(
                     "stream %s: left out erased records count=%d",
                     self._stream.name,

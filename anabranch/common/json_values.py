@@ -32,8 +32,10 @@ def parse(kind: type[T], text: str | bytes) -> T:
 def dump(value: Any, kind: Any = None) -> str:
     """Return a dataclass, with nested ones, or a value of another `kind`, as the JSON text that
     `parse` reads: without fields that have their default."""
-    adapter = _adapter(kind or type(value))
-    return adapter.dump_json(value, exclude_defaults=True, warnings=False).decode()
+    made: bytes = _adapter(kind or type(value)).dump_json(  # type: ignore[arg-type]
+        value, exclude_defaults=True, warnings=False
+    )
+    return made.decode()
 
 
 def read_property(

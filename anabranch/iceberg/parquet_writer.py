@@ -218,24 +218,34 @@ def plain_target(table: Table) -> Target | None:
     writer supports; None if it does not support the partitioning."""
     if (partitions := partitioning_of(table)) is None:
         return None
-    schema = pa.schema([_with_small_offsets(f) for f in schema_to_pyarrow(table.schema())])
+    whole = pa.struct(list(schema_to_pyarrow(table.schema())))
+    schema = pa.schema(list(with_leaves(whole, lambda kind: _SMALL.get(kind, kind), pa.list_)))
     return Target(for_tasks(table.io), partitions, schema, codec_of(table))
 
 
-def _with_small_offsets(field: pa.Field) -> pa.Field:
-    """Return a field with texts, bytes and lists of 32-bit offsets, as batches have them."""
-    kind = field.type
-    if pa.types.is_large_string(kind):
-        kind = pa.string()
-    elif pa.types.is_large_binary(kind):
-        kind = pa.binary()
-    elif pa.types.is_large_list(kind):
-        kind = pa.list_(_with_small_offsets(kind.value_field))
-    elif pa.types.is_map(kind):
-        kind = pa.map_(_with_small_offsets(kind.key_field), _with_small_offsets(kind.item_field))
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([_with_small_offsets(inner) for inner in kind])
-    return field.with_type(kind)
+# Texts and bytes of 32-bit offsets, as batches have them.
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
+
+def with_leaves(
+    kind: pa.DataType,
+    leaf: Callable[[pa.DataType], pa.DataType],
+    large: Callable[[pa.Field], pa.DataType] = pa.large_list,
+) -> pa.DataType:
+    """Return the type with `leaf` of its innermost types, and with `large` of large lists."""
+
+    def inside(field: pa.Field) -> pa.Field:
+        return field.with_type(with_leaves(field.type, leaf, large))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([inside(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(inside(kind.key_field), inside(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(inside(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return large(inside(kind.value_field))
+    return leaf(kind)
 
 
 def has_columns(table: Table, columns: Schema) -> bool:

@@ -30,7 +30,7 @@ from anabranch.common.arrays import groups_by_size
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.file_io import as_whole, for_tasks
-from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
+from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer, with_leaves
 from anabranch.iceberg.snapshot_writer import delete_quietly
 
 _BATCH_ROWS = 65_536
@@ -206,26 +206,12 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     return True
 
 
+_BITS = {pa.float64(): pa.int64(), pa.float32(): pa.int32()}
+
+
 def as_bits(kind: pa.DataType) -> pa.DataType:
     """Return the type with integers for floats: NaN never equals NaN, and -0.0 equals 0.0."""
-    if pa.types.is_float64(kind):
-        return pa.int64()
-    if pa.types.is_float32(kind):
-        return pa.int32()
-    if pa.types.is_struct(kind):
-        return pa.struct(
-            [kind.field(i).with_type(as_bits(kind.field(i).type)) for i in range(kind.num_fields)]
-        )
-    if pa.types.is_map(kind):
-        return pa.map_(
-            kind.key_field.with_type(as_bits(kind.key_type)),
-            kind.item_field.with_type(as_bits(kind.item_type)),
-        )
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(as_bits(kind.value_type)))
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(as_bits(kind.value_type)))
-    return kind
+    return with_leaves(kind, lambda leaf: _BITS.get(leaf, leaf))
 
 
 def read_batches(

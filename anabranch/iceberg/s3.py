@@ -262,7 +262,9 @@ class ObjectStore:
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
         """Return an object's contents and entity tag; None without the object. Raises as `get`."""
         doing = f"read s3://{bucket}/{key}"
-        return self._ask(doing, {"NoSuchKey", "404"}, partial(self._body, Bucket=bucket, Key=key))
+        get = partial(self._body, Bucket=bucket, Key=key)
+        found: tuple[bytes, str] | None = self._ask(doing, {"NoSuchKey", "404"}, get)
+        return found
 
     def put_if(
         self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None

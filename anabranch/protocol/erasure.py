@@ -8,7 +8,7 @@
    that moves every head again; then the dead letters are removed from their own table.
 4. After every record that the erasure covers was read and none is left, it is recorded as done.
 
-`ErasureFilter` has the erased records that a layer leaves out: the hashes of the erasures that
+`HourFilter` has the erased records that a layer leaves out: the hashes of the erasures that
 cover its offsets, by secret keys, and the places of erased dead letters of its hours.
 """
 
@@ -453,13 +453,6 @@ class HourFilter:
     places: frozenset[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class ErasureFilter:
-    """The records to leave out, by hour."""
-
-    hours: tuple[HourFilter, ...]
-
-
 def load_filter(
     environment: Environment,
     stream: Stream,
@@ -467,15 +460,15 @@ def load_filter(
     state: State,
     topic_id: str,
     by_hour: Mapping[str, Ranges],
-) -> ErasureFilter | None:
-    """Return the filter for offsets of one log, by hour; None if no erasure covers them. It has the
-    erasures of `state`, whose marks the staged rows get. Raises ConfigurationError if the key of an
-    erasure is missing or the source of its column changed, Terminal if the ledger lacks its hashes,
-    Transient."""
+) -> tuple[HourFilter, ...]:
+    """Return the filters for offsets of one log by hour, of the hours that an erasure covers. They
+    have the erasures of `state`, whose marks the staged rows get. Raises ConfigurationError if the
+    key of an erasure is missing or the source of its column changed, Terminal if the ledger lacks
+    its hashes, Transient."""
     covering = {h: state.erasures.covering(h, topic_id, ranges) for h, ranges in by_hour.items()}
     wanted = {one.id: one for erasures in covering.values() for one in erasures}
     if not wanted:
-        return None
+        return ()
     keys, requests = keys_of(environment), load_requests(ledger, list(wanted.values()))
     _require_sources(environment, stream, requests)
     history = ledger.history([h for h, erasures in covering.items() if erasures])
@@ -501,18 +494,16 @@ def load_filter(
             one.column, key, request.hashes, one.covered(hour, topic_id, by_hour[hour])
         )
 
-    return ErasureFilter(
-        tuple(
-            HourFilter(
-                hour,
-                tuple(values(one, hour) for one in erasures),
-                # Decision 51: places that still wait for their ledger row count too, else their
-                # dead letters would be staged again.
-                frozenset(places_of(with_waiting(state, hour, history)).get(hour, ())),
-            )
-            for hour, erasures in covering.items()
-            if erasures
+    return tuple(
+        HourFilter(
+            hour,
+            tuple(values(one, hour) for one in erasures),
+            # Decision 51: places that still wait for their ledger row count too, else their dead
+            # letters would be staged again.
+            frozenset(places_of(with_waiting(state, hour, history)).get(hour, ())),
         )
+        for hour, erasures in covering.items()
+        if erasures
     )
 
 

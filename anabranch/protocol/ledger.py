@@ -346,11 +346,6 @@ class Ledger:
         """
         return plan_remembering(state, hours, lambda hour: self.accepted(state, hour))
 
-    def partitions_before(self, state: State, hour: str) -> Mapping[int, Account]:
-        """Return the account of each partition in the accepted revision of an hour; empty if the
-        ledger does not have it. For an hour that is not accepted, the erased offsets."""
-        return partitions_before(state, hour, self.history([hour]))
-
 
 def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
     """Return the decisions of `wanted` (by id) whose ids are not in `known`. Pure."""
@@ -494,7 +489,8 @@ def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list
 def partitions_before(
     state: State, hour: str, recorded: Iterable[LedgerRow]
 ) -> Mapping[int, Account]:
-    """Return the result of `Ledger.partitions_before` from the hour's rows. Pure."""
+    """Return the account of each partition in the accepted revision of an hour, from its rows;
+    empty if there is none. For an hour that is not accepted, the erased offsets. Pure."""
     rows = with_waiting(state, hour, recorded)
     if state.is_accepted(hour):
         row = newest(rows).get(hour)

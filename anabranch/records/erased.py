@@ -6,7 +6,7 @@ The driver hashes the distinct values of the column, so that no key is in a plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from pyiceberg.table import Table
@@ -16,22 +16,22 @@ from pyspark.sql.types import StructType
 
 from anabranch.iceberg.schema_evolution import Columns
 from anabranch.protocol.apply import is_rolled_back
-from anabranch.protocol.erasure import ErasureFilter, HourFilter
+from anabranch.protocol.erasure import HourFilter
 from anabranch.records import inside
 from anabranch.records.hashes import PLACE
 
 _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 
-def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
-    """Return the distinct places of the records that the filter erases. `decoded` has
-    `records.decode`'s columns and the filter's hours; it is read for each erasure of an hour."""
+def find_erased(decoded: DataFrame, erased: Sequence[HourFilter]) -> DataFrame:
+    """Return the distinct places of the records that the filters erase. `decoded` has
+    `records.decode`'s columns and the filters' hours; it is read for each erasure of an hour."""
     found = [
         frame
-        for one in erased.hours
+        for one in erased
         for frame in _erased_in_hour(decoded.where(F.col("ingest_hour") == one.hour), one)
     ]
-    places = [place for one in erased.hours for place in sorted(one.places)]
+    places = [place for one in erased for place in sorted(one.places)]
     if places:
         at = decoded.sparkSession.createDataFrame(places, _PLACE_TYPES)
         found.append(decoded.select(*PLACE).join(F.broadcast(at), [*PLACE], "left_semi"))

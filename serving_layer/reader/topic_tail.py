@@ -233,7 +233,7 @@ class TopicTail:
             self._decided.position.topic_id,
             by_hour,
         )
-        filters = {one.hour: one for one in found.hours} if found is not None else {}
+        filters = {one.hour: one for one in found}
         columns = {hashed.column for one in filters.values() for hashed in one.values}
         for i, row in enumerate(rows.select([*_PLACE, *sorted(columns)]).to_pylist()):
             one = filters.get(row["ingest_hour"])

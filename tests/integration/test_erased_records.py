@@ -13,7 +13,7 @@ from world import World, event, past_hour, spread
 from anabranch.lifecycle.erasure.run import Erased, ErasureRequest, erase, find
 from anabranch.operations.audit import audit
 from anabranch.protocol import ledger
-from anabranch.protocol.erasure import ErasureFilter, HashedValues, HourFilter, Key
+from anabranch.protocol.erasure import HashedValues, HourFilter, Key
 from anabranch.protocol.publisher import Publisher
 from anabranch.records.erased import find_erased, without
 
@@ -38,13 +38,13 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
         HourFilter("H0", (of_player, of_level), frozenset({(0, 5)})),
         HourFilter("H1", (of_player,), frozenset({(1, 2), (1, 99)})),
     )
-    erased = find_erased(frame, ErasureFilter(hours))
+    erased = find_erased(frame, hours)
     # Not offset 10, whose player is p1: it was accepted after the request.
     assert sorted(map(tuple, erased.collect())) == [
         (0, 0), (0, 1), (0, 4), (0, 5), (0, 7), (0, 11), (1, 2),
     ]  # fmt: skip
     assert without(frame, erased).count() == 8
-    nothing = find_erased(frame, ErasureFilter((HourFilter("H1", (of_player,), frozenset()),)))
+    nothing = find_erased(frame, (HourFilter("H1", (of_player,), frozenset()),))
     assert (nothing.count(), without(frame, nothing).count()) == (0, 15)
 
 

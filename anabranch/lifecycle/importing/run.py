@@ -669,8 +669,7 @@ class _Import:
         counts = {h: n for h in range(window.first, window.last + 1) if (n := self._rows[h])}
         ranges = {from_number(h): cut_of(from_number(h), n).ranges for h, n in counts.items()}
         environment, ledger_ = self._job.environment, self._job.ledger
-        found = load_filter(environment, self._stream, ledger_, state, IMPORTED, ranges)
-        return found.hours if found is not None else ()
+        return load_filter(environment, self._stream, ledger_, state, IMPORTED, ranges)
 
     def _basis(self, state: State, imported: Sequence[ImportedHour]) -> frozenset[str]:
         """Return what the rows of imported hours depend on: the marks of erasures that cover them,

@@ -399,7 +399,7 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
-    orders = stream_run.with_lost_dead_letters(job, lake.state())
+    orders = stream_run.with_losses(job, lake.state(), {})
     assert orders == {
         FIRST: RebuildRequest(
             restate=True, accept=False, why="the dead letters of revision 1 were lost"
@@ -407,7 +407,7 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     }
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
     lake.ledger.record([refused])
-    assert stream_run.with_lost_dead_letters(job, lake.state()) == {}, "tried once"
+    assert stream_run.with_losses(job, lake.state(), {}) == {}, "tried once"
     roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
     assert lake.dead("main") == lake.dead("batch") == D
