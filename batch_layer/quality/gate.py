@@ -14,7 +14,6 @@ import re
 import threading
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from anabranch.protocol.ledger_row import QualityResult
 from batch_layer.quality.suite import (
     PLACE,
     TYPES,
-    Bounds,
     Expectation,
     RowCountBaseline,
     build,
@@ -203,7 +201,10 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
         for i, e in enumerate(suite.expectations)
         if e.type in TYPES
     }
-    bound = {i: _bounded(e, ours.get(i)) for i, e in enumerate(suite.expectations)}
+    bound = dict(enumerate(suite.expectations))
+    for i, b in ours.items():
+        kwargs = bound[i].kwargs | b.as_kwargs()
+        bound[i] = bound[i].model_copy(update={"kwargs": kwargs})
     verdicts = _evaluate(frame, suite.name, bound, _VERDICTS)
     if len(verdicts) != len(suite.expectations):
         raise Refused(
@@ -253,12 +254,6 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
         met=tuple(describe_met(e) for i, e in bound.items() if i not in unmet),
         not_applicable=tuple(not_applicable),
     )
-
-
-def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
-    if bounds is None:
-        return expectation
-    return replace(expectation, kwargs={**expectation.kwargs, **bounds.as_kwargs()})
 
 
 def _observed(

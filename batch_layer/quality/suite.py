@@ -28,17 +28,19 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from anabranch.common import process
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.loading import load_mapping
-from anabranch.config.mistakes import unknown_key
+from anabranch.config.base import Frozen
+from anabranch.config.loading import load_mapping, validated
 
 SPEED = "expect_table_row_count_to_be_close_to_speed_layer"
 PREVIOUS = "expect_table_row_count_to_be_close_to_previous_days"
@@ -150,9 +152,20 @@ def register() -> None:
             return values
 
 
-SEVERITIES = ("critical", "warning", "info")
-_SUITE_KEYS = {"name", "expectations", "meta", "notes"}
-_ENTRY_KEYS = {"type", "kwargs", "severity", "meta", "notes", "description"}
+PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
+
+
+class Expectation(Frozen):
+    """One entry of a suite's file."""
+
+    type: str
+    kwargs: dict[Any, Any]
+    severity: Literal["critical", "warning", "info"] = "critical"
+    meta: Any = None
+    notes: Any = None
+    description: Any = None
+
+
 # Great Expectations also accepts these as kwargs, which would override the entry or the gate.
 _NOT_KWARGS = {
     "id",
@@ -161,74 +174,41 @@ _NOT_KWARGS = {
     "rendered_content",
     "result_format",
     "windows",
-} | (_ENTRY_KEYS - {"type", "kwargs"})
-PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
+} | (Expectation.model_fields.keys() - {"type", "kwargs"})
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """One entry of a suite's file; it is known to load."""
-
-    type: str
-    kwargs: Mapping[str, Any]
-    severity: str = "critical"
-
-
-@dataclass(frozen=True)
-class Suite:
+class Suite(Frozen):
     """A suite's file: all its entries, at least one, in the file's order."""
 
-    name: str
-    expectations: tuple[Expectation, ...]
+    name: str = Field(min_length=1)
+    expectations: tuple[Expectation, ...] = Field(min_length=1)
+    meta: Any = None
+    notes: Any = None
 
 
 def load_suite(path: Path) -> Suite:
     """Read a suite's file. Raises ConfigurationError unless all of it loads."""
     data = load_mapping(path, "a readable suite of expectations")
-    _only_keys(str(path), data, _SUITE_KEYS)
-    name, entries = data.get("name"), data.get("expectations")
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"{path}: name: expected a text, found {name!r}")
-    if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(
-            f"{path}: expectations: expected a list of at least one, found {entries!r}"
-        )
-    suite = Suite(
-        name, tuple(_parse(f"{path}: expectations[{i}]", entry) for i, entry in enumerate(entries))
-    )
+    suite = validated(lambda key: path, Suite, data, data)
+    for i, expectation in enumerate(suite.expectations):
+        _require_loadable(f"{path}: expectations[{i}] ({expectation.type})", expectation)
     loaded = len(build(suite.name, dict(enumerate(suite.expectations))).expectations)
-    if loaded != len(entries):
+    if loaded != len(suite.expectations):
         raise ConfigurationError(
-            f"{path}: expectations: expected all {len(entries)} to load, found {loaded}"
+            f"{path}: expectations: expected all {len(suite.expectations)} to load, found {loaded}"
         )
     return suite
 
 
-def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> None:
-    unknown = sorted(str(key) for key in data if key not in known)
-    if unknown:
-        raise ConfigurationError(unknown_key(unknown[0], sorted(known), where))
-
-
-def _parse(where: str, entry: Any) -> Expectation:
-    """Parse one entry; Great Expectations' model checks it. Raises ConfigurationError."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-        raise ConfigurationError(f"{where}: expected a type and its kwargs, found {entry!r}")
-    where = f"{where} ({entry['type']})"
-    _only_keys(where, entry, _ENTRY_KEYS)
-    kwargs, severity = entry.get("kwargs"), entry.get("severity", "critical")
-    if severity not in SEVERITIES:
-        raise ConfigurationError(
-            f"{where}: severity: expected one of {', '.join(SEVERITIES)}, found {severity!r}"
-        )
-    if not isinstance(kwargs, dict):
-        raise ConfigurationError(f"{where}: kwargs: expected a mapping, found {kwargs!r}")
-    misplaced = sorted(_NOT_KWARGS.intersection(kwargs))
-    if misplaced:
+def _require_loadable(where: str, expectation: Expectation) -> None:
+    """Raise ConfigurationError for arguments that Great Expectations' model of the type refuses, or
+    that are not the expectation's own."""
+    kwargs = expectation.kwargs
+    if misplaced := sorted(_NOT_KWARGS.intersection(kwargs)):
         raise ConfigurationError(
             f"{where}: kwargs: expected only the expectation's own arguments, found {misplaced[0]}"
         )
-    if entry["type"] in TYPES and (given := sorted({"min_value", "max_value"} & set(kwargs))):
+    if expectation.type in TYPES and (given := sorted({"min_value", "max_value"} & set(kwargs))):
         raise ConfigurationError(
             f"{where}: kwargs: expected ratios (min_ratio, max_ratio), found {given[0]}"
         )
@@ -239,7 +219,6 @@ def _parse(where: str, entry: Any) -> Expectation:
         raise ConfigurationError(
             f"{where}: kwargs: {parameters[0]}: expected a value, found a suite parameter"
         )
-    expectation = Expectation(entry["type"], kwargs, severity)
     gx = great_expectations()
     try:
         configuration(expectation).to_domain_obj()
@@ -252,7 +231,6 @@ def _parse(where: str, entry: Any) -> Expectation:
         raise ConfigurationError(
             f"{where}: kwargs: expected what this type accepts, found {kwargs!r}: {_reason(error)}"
         ) from error
-    return expectation
 
 
 def _reason(error: Exception) -> str:

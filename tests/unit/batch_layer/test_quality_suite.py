@@ -124,7 +124,7 @@ FAILED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_a_failed_expectation_is_one_sentence(recorded: Callable[[Any], None]) -> None:
     said = []
     for type_, kwargs, result in FAILED:
-        failed = describe_failure(Expectation(type_, kwargs), result, None)
+        failed = describe_failure(Expectation(type=type_, kwargs=kwargs), result, None)
         assert failed["unexpected_count"] == result.get("unexpected_count")
         said.append(failed["message"])
     recorded(said)
@@ -135,7 +135,9 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
         Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00",
         {"a": (1, None)}, True, 0.5,
     ]  # fmt: skip
-    expected = Expectation("expect_table_x", {"column": "c", "min_value": date(2026, 1, 1)})
+    expected = Expectation(
+        type="expect_table_x", kwargs={"column": "c", "min_value": date(2026, 1, 1)}
+    )
     entry = describe_failure(expected, {"observed_value": seen, "unexpected_count": 7}, None)
     message = entry.pop("message")
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
@@ -171,7 +173,9 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
     }
     kwargs = {"column": "amount", "value_set": list(range(1000))}
     entry = describe_failure(
-        Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None
+        Expectation(type="expect_column_values_to_be_in_set", kwargs=kwargs, severity="warning"),
+        result,
+        None,
     )
     assert entry["message"].endswith(
         "found 9 of 1000 rows otherwise (the first: partition 1, offset 0)"
@@ -203,7 +207,9 @@ def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str
         invalid.format("O'p-4711' of the type STRING"),
         invalid.format("p-4711…; none"),
     ):
-        failed = describe_failure(Expectation(type_, {"column": "player"}), result, raised)
+        failed = describe_failure(
+            Expectation(type=type_, kwargs={"column": "player"}), result, raised
+        )
         assert "4711" not in json.dumps(failed)
         assert raised is None or failed["raised"].startswith(invalid.format("…'"))
 
@@ -219,7 +225,7 @@ RAISED = (
 
 
 def test_an_exception_is_recorded_without_values(recorded: Callable[[Any], None]) -> None:
-    any_of = Expectation("expect_any", {"column": "player"})
+    any_of = Expectation(type="expect_any", kwargs={"column": "player"})
     recorded([describe_failure(any_of, {}, raised)["raised"] for raised in RAISED])
 
 
