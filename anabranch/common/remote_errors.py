@@ -537,6 +537,17 @@ def is_away(text: str) -> bool:
 
 
 @contextmanager
+def explained_errors(doing: str) -> Iterator[None]:
+    """Convert errors of a service's client into errors of ours."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception as error:
+        raise explain(doing, error) from error
+
+
+@contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
     """Convert OSErrors of reading the lake's files into errors of ours."""
     try:

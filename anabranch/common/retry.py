@@ -20,8 +20,8 @@ from itertools import count
 from typing import NoReturn, TypeVar
 
 from anabranch.common.counters import RETRIES, TALLY
-from anabranch.common.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
-from anabranch.common.remote_errors import asked_service, explain
+from anabranch.common.errors import NotYet, Transient, Unexpected, Unexplained
+from anabranch.common.remote_errors import asked_service, explained_errors
 
 
 def attempts(
@@ -136,12 +136,8 @@ class Retry:
         # No attempt follows a pause that `stop` ended.
         if self.stop.is_set():
             raise Transient(f"{what}: stop requested; nothing is lost, run it again")
-        try:
+        with explained_errors(what):
             return action()
-        except AnabranchError:
-            raise
-        except Exception as error:
-            raise explain(what, error) from error
 
     def _give_up(self, what: str, error: Transient, number: int) -> NoReturn:
         if self.stop.is_set():

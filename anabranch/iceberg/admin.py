@@ -18,10 +18,10 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.common.remote_errors import explain, lake_errors
+from anabranch.common.remote_errors import explain, explained_errors, lake_errors
 from anabranch.iceberg.catalog_settings import namespace_properties
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.lake import Lake, Unknown, until_landed
+from anabranch.iceberg.lake import Lake, until_landed
 from anabranch.iceberg.parquet_writer import spec_of
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.private_api import requirements_of, table_of, updates_of
@@ -76,28 +76,22 @@ def new_place(
     """Return the location at which the catalog would create a table, and the access to files there.
     Creates only its namespace. Raises Transient."""
     _ensure_namespace(lake, name)
-    try:
+    with explained_errors(f"get the location of a new table {name}"):
         staged = lake.catalog.create_table_transaction(name, schema, location)
         return str(staged.table_metadata.location), table_of(staged).io
-    except Exception as error:
-        raise explain(f"get the location of a new table {name}", error) from error
 
 
 def register(lake: Lake, name: str, metadata_file: str) -> None:
     """Register a table in the catalog with one of its metadata files. Raises Transient."""
     _ensure_namespace(lake, name)
-    try:
+    with explained_errors(f"register table {name} by {metadata_file}"):
         lake.catalog.register_table(name, metadata_file)
-    except Exception as error:
-        raise explain(f"register table {name} by {metadata_file}", error) from error
 
 
 def forget(lake: Lake, name: str) -> None:
     """Remove a table from the catalog; its files stay. Raises Transient."""
-    try:
+    with explained_errors(f"remove table {name} from the catalog"):
         lake.catalog.drop_table(name)
-    except Exception as error:
-        raise explain(f"remove table {name} from the catalog", error) from error
 
 
 def try_to_write(lake: Lake) -> None:
@@ -110,12 +104,10 @@ def try_to_write(lake: Lake) -> None:
     from sqlalchemy import false, update
 
     assert isinstance(lake.catalog, SqlCatalog)
-    try:
-        with lake.catalog.engine.connect() as connection:
-            connection.execute(update(IcebergTables).where(false()).values(metadata_location=None))
-            connection.rollback()
-    except Exception as error:
-        raise explain("try to write to the catalog", error) from error
+    doing = "try to write to the catalog"
+    with explained_errors(doing), lake.catalog.engine.connect() as connection:
+        connection.execute(update(IcebergTables).where(false()).values(metadata_location=None))
+        connection.rollback()
 
 
 def read_metadata(io: FileIO, metadata_file: str) -> Table:
@@ -161,26 +153,9 @@ def commit_updates(
         if not updates:
             return Outcome.LANDED
         lake.clock.now(table.metadata.last_updated_ms)
-        return _send(lake, table, requirements, updates, doing)
+        return lake.request(table, requirements, updates, doing)
 
     until_landed(doing, attempt)
-
-
-def _send(
-    lake: Lake,
-    table: Table,
-    requirements: Iterable[TableRequirement],
-    updates: Iterable[TableUpdate],
-    doing: str,
-) -> Outcome:
-    """Send a request. Raises Transient for a lost answer: a repetition has the same effect."""
-    answer = lake.send(table, requirements, updates)
-    if isinstance(answer, Table):
-        return Outcome.LANDED
-    if isinstance(answer, Unknown) and not answer.refused:
-        raise explain(doing, answer.error) from answer.error
-    LOG.debug("%s: refused: %s", doing, answer.error)
-    return Outcome.REFUSED
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
@@ -224,7 +199,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     if is_new and properties:
         updates.append(set_ref(PROVEN, head, SnapshotRefType.BRANCH))
     doing = f"create branches of {name}"
-    if _send(lake, table, requirements, updates, doing) is Outcome.REFUSED:
+    if lake.request(table, requirements, updates, doing) is Outcome.REFUSED:
         raise Transient(f"{doing}: another process was first; run it again")
     # Before any row is staged: a catalog that ignores branches would show none of the two layers,
     # or the rows of an unfinished publish.
@@ -245,12 +220,7 @@ def _ensure_namespace(lake: Lake, name: str) -> None:
         LOG.debug("namespace %s exists", namespace)
     except Exception as error:
         # If two clients create it at once, an SQL catalog's unique key refuses one of them.
-        if not _has_namespace(lake, namespace):
+        with explained_errors(f"look for namespace {namespace}"):
+            exists = lake.catalog.namespace_exists(namespace)
+        if not exists:
             raise explain(f"create namespace {namespace}", error) from error
-
-
-def _has_namespace(lake: Lake, namespace: str) -> bool:
-    try:
-        return lake.catalog.namespace_exists(namespace)
-    except Exception as error:
-        raise explain(f"look for namespace {namespace}", error) from error

@@ -40,7 +40,7 @@ from anabranch.common.counters import COMMITS, TALLY
 from anabranch.common.errors import MetadataGone, TableMissing, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
-from anabranch.common.remote_errors import explain, lake_errors, one_line
+from anabranch.common.remote_errors import explain, explained_errors, lake_errors, one_line
 from anabranch.common.retry import attempts, doubling, jitter
 from anabranch.config import Environment
 from anabranch.iceberg import ledger_files, pyiceberg_fixes
@@ -263,14 +263,9 @@ class Lake:
     def table_names(self, namespace: str) -> set[str]:
         """Return the tables of a namespace, as `namespace.table`; empty if it does not exist.
         Raises Transient if the catalog does not answer."""
-        try:
+        with explained_errors(f"list the tables of {namespace}"), suppress(NoSuchNamespaceError):
             return {".".join(identifier) for identifier in self.catalog.list_tables(namespace)}
-        except NoSuchNamespaceError:
-            return set()
-        except (Terminal, Transient):
-            raise
-        except Exception as error:
-            raise explain(f"list the tables of {namespace}", error) from error
+        return set()
 
     def every_table(self) -> Iterator[Table]:
         """Yield every table of the catalog that has its metadata file. Raises as `load`."""
@@ -285,14 +280,10 @@ class Lake:
                             yield table
 
     def _namespaces(self, within: Identifier) -> list[Identifier]:
-        try:
+        doing = "list the namespaces of the catalog"
+        with explained_errors(doing), suppress(NoSuchNamespaceError):
             return self.catalog.list_namespaces(within)
-        except NoSuchNamespaceError:
-            return []
-        except (Terminal, Transient):
-            raise
-        except Exception as error:
-            raise explain("list the namespaces of the catalog", error) from error
+        return []
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
         """Send `commit` as `land`; return only the outcome."""
@@ -408,6 +399,23 @@ class Lake:
         after = landed.metadata, landed.metadata_location
         return Table(table.name(), *after, table.io, table.catalog)
 
+    def request(
+        self,
+        table: Table,
+        requirements: Iterable[TableRequirement],
+        updates: Iterable[TableUpdate],
+        doing: str,
+    ) -> Outcome:
+        """Send a request whose repetition has the same effect. Raises Transient for a lost
+        answer."""
+        answer = self.send(table, requirements, updates)
+        if isinstance(answer, Table):
+            return Outcome.LANDED
+        if isinstance(answer, Unknown) and not answer.refused:
+            raise explain(doing, answer.error) from answer.error
+        LOG.debug("%s: refused: %s", doing, answer.error)
+        return Outcome.REFUSED
+
     def stage(
         self, name: str, wap_id: str, files: Sequence[DataFile], *, protected: bool = False
     ) -> Staged:
@@ -519,15 +527,11 @@ class Lake:
         Transient if that is unknown."""
         updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
         reach(Step.COMMIT_DOUBTED)
-        answer = self.send(table, _require_heads(fence), updates)
-        if isinstance(answer, Table):
-            reach(Step.COMMIT_FENCED)
-            return True
-        if isinstance(answer, Unknown) and not answer.refused:
-            doing = f"move a head of {'.'.join(table.name())}"
-            raise explain(doing, answer.error) from answer.error
-        LOG.debug("fence of %s refused: %s", table.name(), answer.error)
-        return False
+        doing = f"move a head of {'.'.join(table.name())}"
+        if self.request(table, _require_heads(fence), updates, doing) is Outcome.REFUSED:
+            return False
+        reach(Step.COMMIT_FENCED)
+        return True
 
     def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
         """Append to a plain table (the ledger); return it with the new rows. `rows` gets the table

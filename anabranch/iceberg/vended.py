@@ -17,7 +17,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError
-from anabranch.common.remote_errors import explain
+from anabranch.common.remote_errors import explained_errors
 from anabranch.iceberg.catalog_settings import limit_rest_waits
 
 LOG = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class _Newest:
 
     def _load(self) -> Keys:
         name = ".".join(self._vendor.table)
-        try:
+        with explained_errors(f"renew the keys of S3 for table {name}"):
             if self.catalog is None:
                 limit_rest_waits()
                 self.catalog = load_catalog(self._vendor.catalog, **dict(self._vendor.properties))
@@ -167,9 +167,7 @@ class _Newest:
             found = keys_in(io.properties, time.time())
             if found is None:
                 raise ValueError("the catalog vends no keys any more")
-        except Exception as error:
-            raise explain(f"renew the keys of S3 for table {name}", error) from error
-        return found
+            return found
 
 
 @lru_cache(maxsize=1 << 12)
