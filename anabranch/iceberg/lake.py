@@ -100,7 +100,6 @@ pyiceberg_fixes.read_summaries_directly()
 pyiceberg_fixes.share_readers()
 pyiceberg_fixes.share_writers()
 pyiceberg_fixes.write_one_block()
-pyiceberg_fixes.share_file_schemas()
 pyiceberg_fixes.bound_texts()
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache, wraps
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-import pyarrow as pa
 import pyiceberg.avro.file
 import pyiceberg.io.pyarrow
 import pyiceberg.manifest
@@ -22,17 +21,15 @@ from pyiceberg.avro.resolver import construct_writer, resolve_reader, resolve_wr
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import OutputFile
-from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import data_file_with_partition, manifest_entry_schema_with_data_file
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.schema import Schema
 from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataCommonFields, TableMetadataUtil
-from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, Summary
 from pyiceberg.table.sorting import SortOrder
-from pyiceberg.typedef import EMPTY_DICT, Identifier, TableVersion
+from pyiceberg.typedef import EMPTY_DICT, Identifier
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
@@ -167,15 +164,6 @@ def write_one_block() -> None:
     which takes ten times the bytes, and half as much time again to read."""
     AvroOutputFile.write_block = _keep_block  # type: ignore[method-assign,assignment]
     AvroOutputFile.__exit__ = _write_kept_block  # type: ignore[method-assign]
-
-
-def share_file_schemas() -> None:
-    """Cache the Iceberg schema of each Parquet schema, and the part of it that a scan reads."""
-    for name, ours in (
-        ("pyarrow_to_schema", _pyarrow_to_schema),
-        ("prune_columns", _prune_columns),
-    ):
-        setattr(pyiceberg.io.pyarrow, name, ours)
 
 
 def bound_texts() -> None:
@@ -344,36 +332,6 @@ def _iceberg_to_avro(
     _: AvroSchemaConversion, schema: Schema, schema_name: str | None = None
 ) -> Any:
     return _as_avro(schema, schema_name)
-
-
-@lru_cache(maxsize=_MOST_SCHEMAS)
-def _schema_of_file(serialized: bytes, downcast: bool, format_version: TableVersion) -> Schema:
-    return pyarrow_to_schema(
-        pa.ipc.read_schema(pa.py_buffer(serialized)), None, downcast, format_version
-    )
-
-
-def _pyarrow_to_schema(
-    schema: pa.Schema,
-    name_mapping: NameMapping | None = None,
-    downcast_ns_timestamp_to_us: bool = False,
-    format_version: TableVersion = 2,
-) -> Schema:
-    if name_mapping is not None:
-        return pyarrow_to_schema(schema, name_mapping, downcast_ns_timestamp_to_us, format_version)
-    # The key is the serialized schema: Arrow's comparison of schemas ignores field ids.
-    return _schema_of_file(
-        schema.serialize().to_pybytes(), downcast_ns_timestamp_to_us, format_version
-    )
-
-
-_pruned = _once(prune_columns)
-
-
-def _prune_columns(
-    schema: Schema, selected: Collection[int], select_full_types: bool = True
-) -> Schema:
-    return _pruned(schema, frozenset(selected), select_full_types)  # type: ignore[arg-type]
 
 
 @cache

@@ -5,14 +5,13 @@ import importlib.util
 import inspect
 import re
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 from uuid import uuid4
 
-import pyarrow as pa
 import pyiceberg.avro.file
 import pyiceberg.io.pyarrow
 import pyiceberg.manifest
@@ -31,7 +30,6 @@ from pyiceberg.table.metadata import (
     TableMetadataV3,
     TableMetadataWrapper,
 )
-from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.table.update import SetPropertiesUpdate, SetStatisticsUpdate, update_table_metadata
@@ -314,40 +312,6 @@ def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.M
     assert 3 * length < length_before, (
         "expected PyIceberg to write a block for each entry: remove write_one_block"
     )
-
-
-def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not() -> None:
-    def schema(first: int, second: int) -> pa.Schema:
-        ids = [{"PARQUET:field_id": str(id)} for id in (first, second)]
-        return pa.schema(
-            [
-                pa.field("a", pa.int64(), metadata=ids[0]),
-                pa.field("b", pa.string(), metadata=ids[1]),
-            ]
-        )
-
-    shared = pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2))
-    assert pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2)) is shared
-    for first, second in ((1, 2), (2, 1), (1, 3)):
-        found = pyiceberg.io.pyarrow.pyarrow_to_schema(schema(first, second))
-        assert found == pyiceberg_fixes.pyarrow_to_schema(schema(first, second))
-        assert found.find_field("b").field_id == second
-    pruned = vars(pyiceberg.io.pyarrow)["prune_columns"]
-    assert pruned(shared, {2}, select_full_types=False) is pruned(
-        shared, {2}, select_full_types=False
-    )
-    for ids in ({1}, {2}, {1, 2}):
-        assert pruned(shared, ids, False) == pyiceberg_fixes.prune_columns(shared, ids, False)
-    without_ids = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    mapping = NameMapping.model_validate(
-        [{"field-id": 1, "names": ["a"]}, {"field-id": 5, "names": ["b"]}]
-    )
-    for names in (mapping, None):
-        with nullcontext() if names else pytest.raises(ValueError, match="does not have field-ids"):
-            assert (
-                pyiceberg.io.pyarrow.pyarrow_to_schema(without_ids, names).find_field("b").field_id
-                == 5
-            )
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
