@@ -200,8 +200,6 @@ class Lake:
             opened = _load_catalog(catalog.name, catalog_properties(self.environment))
             if catalog.type == "glue":
                 keep_state_out_of_glue(opened)
-            elif catalog.type == "sql":
-                pyiceberg_fixes.find_rows_by_one_statement()
             return opened
         except Exception as error:
             reason = f"{one_line(error)}; check catalog.uri: `anabranch doctor` examines it"

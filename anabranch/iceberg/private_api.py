@@ -11,7 +11,6 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, _dataframe_to_data_files, _impor
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
-    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
@@ -47,13 +46,3 @@ def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> File
 def retry_strategy(name: str) -> Any:
     """Return PyArrow's retry strategy of a class name (`s3.retry-strategy-impl`), if any."""
     return _import_retry_strategy(name)
-
-
-def has_types(catalog: SqlCatalog) -> bool:
-    """Return whether an SQL catalog's rows have a type, table or view."""
-    return catalog._schema_version == "v1"
-
-
-def open_row(catalog: SqlCatalog, row: Any) -> Table:
-    """Load the table of an SQL catalog's row. Raises as the public `load_table`."""
-    return catalog._convert_orm_to_iceberg(row)

@@ -7,9 +7,9 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pyiceberg.avro.file
@@ -18,8 +18,6 @@ import pyiceberg.manifest
 from pyiceberg.avro.file import AvroFileHeader, AvroOutputFile
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_writer, resolve_reader, resolve_writer
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import OutputFile
 from pyiceberg.manifest import data_file_with_partition, manifest_entry_schema_with_data_file
 from pyiceberg.partitioning import PartitionSpec
@@ -29,16 +27,9 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataCommonFields, T
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, Summary
 from pyiceberg.table.sorting import SortOrder
-from pyiceberg.typedef import EMPTY_DICT, Identifier
+from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
-
-from anabranch.iceberg.private_api import has_types, open_row
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog.sql import SqlCatalog
-    from pyiceberg.table import Table
-    from sqlalchemy import Select
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -184,14 +175,6 @@ def _upper_bound(value: str, trunc_length: int | None) -> str | None:
     return None
 
 
-def find_rows_by_one_statement() -> None:
-    """Make SQL catalogs find a table's row by a cached statement. PyIceberg builds it for each load
-    and maps the row to an ORM object, which takes longer than the database."""
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    SqlCatalog.load_table = _load_table  # type: ignore[method-assign,assignment]
-
-
 def _once(function: Function) -> Function:
     """Cache a function's results by its arguments; schemas by identity, which is fast."""
     # A value also refers to the arguments, so that no other schema gets the id of a key.
@@ -332,34 +315,3 @@ def _iceberg_to_avro(
     _: AvroSchemaConversion, schema: Schema, schema_name: str | None = None
 ) -> Any:
     return _as_avro(schema, schema_name)
-
-
-@cache
-def _statement(has_types: bool) -> Select[Any]:
-    from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables
-    from sqlalchemy import bindparam, select
-
-    row = IcebergTables.__table__.c
-    statement = select(row.table_namespace, row.table_name, row.metadata_location).where(
-        row.catalog_name == bindparam("catalog"),
-        row.table_namespace == bindparam("namespace"),
-        row.table_name == bindparam("name"),
-    )
-    if has_types:
-        statement = statement.where(
-            (row.iceberg_type == ICEBERG_TABLE_TYPE) | row.iceberg_type.is_(None)
-        )
-    return statement
-
-
-def _load_table(catalog: SqlCatalog, identifier: str | Identifier) -> Table:
-    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-    name = Catalog.table_name_from(identifier)
-    with catalog.engine.connect() as connection:
-        statement = _statement(has_types(catalog))
-        row = connection.execute(
-            statement, {"catalog": catalog.name, "namespace": namespace, "name": name}
-        ).first()
-    if row is None:
-        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
-    return open_row(catalog, row)

@@ -1,11 +1,8 @@
 """Changes of a table's metadata copy none of its parts, and leave the metadata before them as it
 was; what PyIceberg builds for each file is built once for each schema, and is what it was."""
 
-import importlib.util
 import inspect
 import re
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,7 @@ from lakes import FIRST, decide, new_lake
 from named_files import named_files
 from pyiceberg.avro.file import AvroFileHeader, AvroOutputFile
 from pyiceberg.avro.resolver import construct_reader
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestEntry, read_manifest_list
-from pyiceberg.table import Table
 from pyiceberg.table.metadata import (
     TableMetadataV1,
     TableMetadataV2,
@@ -38,7 +32,6 @@ from scale import ScaledStream
 
 from anabranch.common.errors import MetadataGone
 from anabranch.iceberg import pyiceberg_fixes
-from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.pyiceberg_fixes import LISTS_OF_PARTS, PARTS
 from anabranch.iceberg.snapshot_writer import ManifestWriter
 from anabranch.offsets.hours import Timeline
@@ -312,44 +305,3 @@ def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.M
     assert 3 * length < length_before, (
         "expected PyIceberg to write a block for each entry: remove write_one_block"
     )
-
-
-@pytest.mark.parametrize("version", ["v0", "v1"])
-def test_a_sql_catalog_finds_the_tables_that_pyiceberg_finds(version: str, tmp_path: Path) -> None:
-    one = new_lake(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "catalog.db")) as catalog, catalog:
-        if version == "v0":
-            catalog.execute("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type")
-        else:
-            catalog.execute(
-                "UPDATE iceberg_tables SET iceberg_type = NULL WHERE table_name = 'events_hours'"
-            )
-            catalog.execute(
-                "UPDATE iceberg_tables SET iceberg_type = 'VIEW' WHERE table_name = "
-                "'events_dead_letters'"
-            )
-    opened = Lake(one.environment).catalog
-    assert isinstance(opened, SqlCatalog)
-    names = (
-        "games.events", "games.events_hours", "games.events_dead_letters", "games.none",
-        "other.events",
-    )  # fmt: skip
-
-    def find(catalog: SqlCatalog, name: str) -> Table | str:
-        try:
-            return catalog.load_table(name)
-        except NoSuchTableError as error:
-            return str(error)
-
-    found = [find(opened, name) for name in names]
-    assert sum(isinstance(one, Table) for one in found) == (3 if version == "v0" else 2)
-    assert opened.load_table(("games", "events")) == found[0]
-    assert SqlCatalog.load_table is pyiceberg_fixes._load_table
-    # A copy of PyIceberg's module, which nothing has changed.
-    spec = importlib.util.find_spec("pyiceberg.catalog.sql")
-    assert spec is not None and spec.loader is not None
-    unchanged = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(unchanged)
-    assert [
-        find(unchanged.SqlCatalog(opened.name, **opened.properties), name) for name in names
-    ] == found
