@@ -54,7 +54,9 @@ class Act(JsonFields):
 
 def act_now(name: ActName, why: str | None = None) -> Act:
     """Return an act of this process's user at the current time (UTC). Raises ConfigurationError for
-    a reason that the ledger cannot store: bytes of an argument that are not UTF-8."""
+    an empty reason, and for one that the ledger cannot store: bytes that are not UTF-8."""
+    if why is not None and not why.strip():
+        raise ConfigurationError("--why: expected a reason, found none; nothing was changed")
     try:
         (why or "").encode()
     except UnicodeEncodeError:

@@ -60,6 +60,8 @@ def test_a_reason_that_is_no_text_is_refused_before_anything_is_published(lake: 
     publisher, before = lake.publisher, lake.state().heads
     with pytest.raises(ConfigurationError, match=r"--why: expected UTF-8 text, found 'caf.udce9'"):
         serve_hour(publisher, FIRST, "speed", "caf\udce9")
+    with pytest.raises(ConfigurationError, match=r"--why: expected a reason, found none"):
+        serve_hour(publisher, FIRST, "speed", " ")
     assert lake.state().heads == before
     lake.publisher.recover()
 
