@@ -22,6 +22,7 @@ from anabranch.operations.audit.checks import (
     AuditReport,
     Disagreement,
     build_report,
+    built_again,
     check_adjacent_cuts,
     check_expired,
 )
@@ -109,7 +110,13 @@ def _lost(
             one.path,
         )
     return [
-        Disagreement(one.hour, None, "storage", f"the data file {one.words}", "none")
+        Disagreement(
+            one.hour,
+            None,
+            "storage",
+            f"the data file {one.words}",
+            f"none{built_again(one.hour, lake.state.is_accepted(one.hour))}",
+        )
         for one in lost.served
         if one.path not in known
     ]

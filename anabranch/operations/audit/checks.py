@@ -156,10 +156,16 @@ def _check_ledger(a: Audited) -> Iterator[Disagreement]:
         )
 
 
+def built_again(hour: str, is_accepted: bool) -> str:
+    """Return the remedy for a lost or damaged file of an hour. Pure."""
+    restate = " --restate" if is_accepted else ""
+    return f" (`anabranch batch STREAM --hour {hour}{restate}` builds the hour again)"
+
+
 def _check_files(a: Audited) -> Iterator[Disagreement]:
     for path, found in a.gone.items():
-        remedy = f"`anabranch batch STREAM --hour {a.hour} --restate` builds the hour again"
-        yield a.differs("storage", f"the data file {path}", f"{found} ({remedy})")
+        found += built_again(a.hour, a.accepted)
+        yield a.differs("storage", f"the data file {path}", found)
     if a.foreign or a.absent:
         found = (
             f"{a.absent} of its files missing and {a.foreign} other files instead (`anabranch "

@@ -213,6 +213,16 @@ def test_a_file_that_is_missing_or_damaged_in_storage(
     assert len(messages) == 3, "rows of main and of branch batch are missing too"
 
 
+def test_a_lost_file_of_an_hour_that_waits_is_built_and_not_restated(tmp_path: Path) -> None:
+    waiting = new_proof(tmp_path)
+    read(waiting, [event(0, o, HOUR) for o in range(4)], {0: 4})
+    (data_file,) = files_of(waiting.table(), "main", HOUR)
+    Path(urlparse(data_file.file_path).path).unlink()
+    [message] = sentences(waiting)
+    remedy = f"(`anabranch batch STREAM --hour {HOUR}` builds the hour again)"
+    assert message.endswith(f"found none {remedy}")
+
+
 def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
     counts = {"good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1}}
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
