@@ -318,9 +318,11 @@ def status_of(
     name = job.stream.hours_table
     note(LAKE)
     # Read only the ledger rows that the report needs.
-    newest = newest_accepted(state)
+    newest, first = newest_accepted(state), state.timeline.first
+    maintained = Maintenance(read_runs(state.table.properties))
     wanted = {
         *backlog,
+        *([first] if maintained.complete is None else []),
         *Ledger(job.lake, name).remarkable_hours(),
         *([newest] if newest is not None else []),
     }
@@ -383,7 +385,7 @@ def status_of(
         overrides=dict(sorted(state.overrides.items())),
         expired=state.expired,
         overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
-        unmaintained=_why_unmaintained(state, now),
+        unmaintained=_why_unmaintained(maintained, [r for r in decisions if r.hour == first], now),
         dead_shares=shares,
         conflicts={h: n for h in (*backlog, newest) if h in rows and (n := rows[h].conflicts)},
         too_many_dead=[h for h, s in shares.items() if is_too_many(s.dead, s.records, most_dead)],
@@ -401,11 +403,13 @@ def _why_unreadable(state: State, topic: Topic | None, ends: Offsets, name: str)
     return None
 
 
-def _why_unmaintained(state: State, now: datetime) -> str | None:
-    """Return how the last run of maintenance ended, if none completed in time. Pure."""
-    found = Maintenance(read_runs(state.table.properties))
-    complete = found.complete
-    since = complete.ended if complete else hour_words.start_of(state.timeline.first)
+def _why_unmaintained(
+    found: Maintenance, of_first: Sequence[LedgerRow], now: datetime
+) -> str | None:
+    """Return how the last run of maintenance ended, if none completed in time: of a stream without
+    one, since the first decision on its first hour, which may be much older. Pure."""
+    since = found.complete.ended if found.complete else None
+    since = since or min((row.recorded_at for row in of_first), default=now)
     return last_run_words(found) if now - since > _MAINTAINED_WITHIN else None
 
 
