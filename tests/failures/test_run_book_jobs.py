@@ -120,19 +120,32 @@ def test_the_jobs_logs_contain_the_events_of_an_hour(world: Make, tools: Path) -
 def test_kafkas_own_tools(world: Make, tools: Path, tmp_path: Path) -> None:
     one = world()
     servers = {"BROKERS": one.job.environment.kafka.bootstrap_servers, "TOPIC": one.name}
-
-    def run(command: str) -> None:
-        shell(printed(command, **servers), tools, tmp_path)
-
-    run("kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3")
-    assert len(one.described.partitions) == 3
-    run(
-        "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
-        "min.insync.replicas=2"
+    shell(
+        printed(
+            "kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3",
+            **servers,
+        ),
+        tools,
+        tmp_path,
     )
+    assert len(one.described.partitions) == 3
+    shell(
+        printed(
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
+            "min.insync.replicas=2",
+            **servers,
+        ),
+        tools, tmp_path,
+    )  # fmt: skip
     settings = one.kafka.settings(one.name)
     assert settings is not None and settings.min_insync == 2
-    run("kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC")
+    shell(
+        printed(
+            "kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers
+        ),
+        tools,
+        tmp_path,
+    )
 
 
 def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path) -> None:
