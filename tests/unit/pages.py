@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import AnabranchError
+from anabranch.iceberg.clock import Clock
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.operations.page.app import Page, Settings
@@ -73,6 +75,12 @@ def new_page(*jobs: Job, now: Callable[[], datetime] = utc_now) -> Page:
     """A page whose readers read on request, and which counts an answer as overdue after 30 s."""
     settings = Settings(timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10))
     return Page(folder_of(*jobs), settings, now)
+
+
+def stand_still(lake: Lake) -> None:
+    """Compare the lake's clock with no monotonic one: a test's time stands still, however long the
+    test takes."""
+    lake.__dict__["clock"] = Clock(None, elapsed=lambda: 0.0)
 
 
 def folder_of(*jobs: Job, **broken: AnabranchError) -> Any:

@@ -21,7 +21,7 @@ import pytest
 import time_machine
 from conf_folders import said, write_environment, write_stream
 from lakes import StreamLake
-from pages import browser, five_years, folder_of, named, new_page, parsed, show
+from pages import browser, five_years, folder_of, named, new_page, parsed, show, stand_still
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_expired_hour, an_old_hour, kafka, nothing_yet
 from servers import serving
@@ -76,6 +76,7 @@ def still() -> Iterator[None]:
 def full_job(folder: Path, make: Callable[[StreamLake], None] = a_full_hour) -> Job:
     one = new_proof(folder)
     make(one)
+    stand_still(one.lake)
     return replace(job(one), kafka=kafka())
 
 

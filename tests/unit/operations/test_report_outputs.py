@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import time_machine
-from pages import browser, new_page
+from pages import browser, new_page, stand_still
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
@@ -74,6 +74,7 @@ def test_reports_print_what_is_recorded(tmp_path: Path, capsys: pytest.CaptureFi
     for made in (a_full_hour, an_old_hour, nothing_yet):
         one = new_proof(tmp_path / made.__name__)
         made(one)
+        stand_still(one.lake)
         of = replace(job(one), kafka=kafka())
         for name, view, text_of in views(of):
             capsys.readouterr()
