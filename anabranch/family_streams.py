@@ -63,7 +63,8 @@ class FamilyStreams:
         """Return the members by name. The first call waits for Kafka and the catalog, `WAIT_S` at
         most. Later calls never wait; they start another read once `every` seconds have passed."""
         with self._lock:
-            if not (config.family_names(self._conf) or self._emptied()):
+            names = config.family_names(self._conf)
+            if not (names or self._emptied(names)):
                 self.broken, self.unanswered = {}, []
                 self._members, self._read_at = {}, None
                 return self._members
@@ -107,13 +108,14 @@ class FamilyStreams:
             unanswered.append(topics)
         else:
             self._topics = topics
-        emptied = self._emptied()
-        own, names = config.stream_names(self._conf), (*config.family_names(self._conf), *emptied)
+        own = config.stream_names(self._conf)
+        names = sorted({*config.family_names(self._conf), *self._families})
         stamps = [config.stream_file_stamp(name, self._conf) for name in (*names, *own)]
         read_at = (names, own, stamps, self._topics)
         if not unanswered and read_at == self._read_at:
             return True
-        read = config.load_families(self._conf) | emptied
+        read = config.load_families(self._conf)
+        read |= self._emptied(read)
         self.broken = {
             n: error for n, error in read.items() if isinstance(error, ConfigurationError)
         }
@@ -142,11 +144,14 @@ class FamilyStreams:
         self._read_at = None if unanswered or unread else read_at
         return True
 
-    def _emptied(self) -> dict[str, ConfigurationError]:
-        """Return the errors, by family, of files that are now neither a family's nor a stream's."""
-        own = set(config.stream_names(self._conf))
+    def _emptied(self, found: Collection[str]) -> dict[str, ConfigurationError]:
+        """Return the errors, by family, of files that are now neither a stream's nor among the
+        families that were `found`. Only one look at the folder decides: an editor empties a file
+        and writes it, and by two looks its family would have no file."""
         errors = {}
-        for name in self._families.keys() & own:
+        for name in self._families.keys() - set(found):
+            if config.stream_file_stamp(name, self._conf) is None:
+                continue
             try:
                 config.load_stream(name, self._conf)
             except ConfigurationError as error:

@@ -91,6 +91,36 @@ def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
     families.close()
 
 
+@pytest.mark.parametrize("listing", ["family_names", "load_families"])
+def test_members_stay_while_an_editor_empties_and_writes_their_familys_file(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    """The hazard: the file is empty for one look at the folder, and whole for the next."""
+    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
+    assert list(families.members()) == ["app_orders"]
+    file, look, looks = conf / "streams" / "app.yaml", getattr(config, listing), list[str]()
+    right = file.read_text()
+
+    def of_empty_file(folder: Path) -> Any:
+        file.write_text("")
+        found = look(folder)
+        file.write_text(f"{right}\n# {len(looks)}\n")
+        looks.append("")
+        return found
+
+    monkeypatch.setattr(config, listing, of_empty_file)
+    file.write_text(f"{right}\n")
+
+    def has_looked() -> bool:
+        assert list(families.members()) == ["app_orders"]
+        return len(looks) > 3
+
+    wait_for(has_looked, "the file to be read while it is written")
+    monkeypatch.undo()
+    wait_for(lambda: families.members() and not families.broken, "the whole file to be read")
+    families.close()
+
+
 def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) -> None:
     environment = config.load_environment(conf)
     with pytest.raises(Transient, match="list the topics of families"):
