@@ -20,14 +20,14 @@ class Incompatible(Exception):
 
 
 CONNECT_TIMES = {
-    "io.debezium.time.Date": "date",
-    "io.debezium.time.Timestamp": "timestamp-millis",
-    "io.debezium.time.MicroTimestamp": "timestamp-micros",
-    "io.debezium.time.NanoTimestamp": "timestamp-nanos",
-    "org.apache.kafka.connect.data.Date": "date",
-    "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
+    "io.debezium.time.Date": "days",
+    "io.debezium.time.Timestamp": "millis",
+    "io.debezium.time.MicroTimestamp": "micros",
+    "io.debezium.time.NanoTimestamp": "nanos",
+    "org.apache.kafka.connect.data.Date": "days",
+    "org.apache.kafka.connect.data.Timestamp": "millis",
 }
-"""Times that Kafka Connect names beside a number, most of them Debezium's, as logical types."""
+"""Names that Kafka Connect, most often Debezium, gives to numbers that are times, with the unit."""
 
 MEMBER = "member_"
 """Before the name of a union's type, the field of a STRUCT with one for each."""
@@ -207,7 +207,9 @@ def _full_name(name: str, namespace: str | None) -> str:
 
 def _logical(schema: Mapping[str, Any]) -> str:
     """Return the logical type; empty for a decimal with invalid digits, which Avro ignores."""
-    logical = schema.get("logicalType", CONNECT_TIMES.get(str(schema.get("connect.name"))))
+    logical = schema.get("logicalType")
+    if logical is None and (unit := CONNECT_TIMES.get(str(schema.get("connect.name")))):
+        logical = "date" if unit == "days" else f"timestamp-{unit}"
     digits = _digits(schema)
     if logical == "decimal" and not (
         schema["type"] in ("bytes", "fixed")

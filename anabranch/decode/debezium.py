@@ -136,8 +136,8 @@ def _otherwise(column: Column, of: _Schema | None) -> str:
     """Return how a field's schema writes its values, if not as the column reads them."""
     if of is None:
         return ""
-    time, unit = CONNECT_TIMES.get(of.name or "", ""), column.notation.unit
-    if unit and time and unit != ("days" if time == "date" else time.rpartition("-")[2]):
+    unit = CONNECT_TIMES.get(of.name or "")
+    if column.notation.unit and unit and unit != column.notation.unit:
         return str(of.name)
     scale = (of.parameters or {}).get("scale")
     is_decimal = column.notation.decimal == "base64" and column.type.startswith("decimal")

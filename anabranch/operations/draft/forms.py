@@ -31,6 +31,7 @@ from anabranch.config.columns import MOST_DIGITS, RESCUED, Column, Notation
 from anabranch.config.plain import NAME, REFERENCE
 from anabranch.config.schema import columns_mapping
 from anabranch.decode import csv, values
+from anabranch.decode.avro_names import CONNECT_TIMES
 from anabranch.decode.guessed import (
     STRING,
     Guess,
@@ -674,23 +675,17 @@ _PLAIN = {
     "string": "string",
     "bytes": "binary",
 }
-_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
-_LOGICAL = {
-    f"{_CONNECT}Date": ("date", "days"),
-    f"{_DEBEZIUM}Date": ("date", "days"),
-    f"{_CONNECT}Timestamp": ("timestamp", "millis"),
-    f"{_DEBEZIUM}Timestamp": ("timestamp", "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": ("timestamp", "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": ("timestamp", "nanos"),
-    f"{_DEBEZIUM}ZonedTimestamp": ("timestamp", ""),
-}
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_ZONED = "io.debezium.time.ZonedTimestamp"
 
 
 def time_of(name: object) -> Guess | None:
     """Return the column of a time by its semantic type; None for any other type."""
-    if (known := _LOGICAL.get(str(name))) is None:
+    if name == _ZONED:
+        return Guess("timestamp")
+    if (unit := CONNECT_TIMES.get(str(name))) is None:
         return None
-    return Guess(known[0], Notation(unit=known[1]))
+    return Guess("date" if unit == "days" else "timestamp", Notation(unit=unit))
 
 
 def column_of(schema: Any) -> Guess:
@@ -700,7 +695,7 @@ def column_of(schema: Any) -> Guess:
     if (time := time_of(schema.get("name"))) is not None:
         return time
     kind = str(schema.get("type"))
-    if schema.get("name") == f"{_CONNECT}Decimal":
+    if schema.get("name") == _DECIMAL:
         return _decimal(schema.get("parameters"))
     if kind == "array":
         item = column_of(schema.get("items"))
