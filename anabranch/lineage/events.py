@@ -330,15 +330,13 @@ def _outputs(subject: Subject, row: LedgerRow) -> list[OutputDataset]:
     outputs = [_dataset(OutputDataset, name, facets, outputFacets=statistics)]
     if row.dead:
         documented = facet_v2.documentation_dataset.DocumentationDatasetFacet(_DEAD_DESCRIPTION)
-        facets = {
+        of_letters = {
             "documentation": documented,
             **_storage_facets(subject, subject.stream.dead_letters_table),
         }
-        where, statistics = (
-            table_name(subject.dead_letters.location()),
-            {"outputStatistics": written(row.dead)},
-        )
-        outputs.append(_dataset(OutputDataset, where, facets, outputFacets=statistics))
+        number = {"outputStatistics": written(row.dead)}
+        where = table_name(subject.dead_letters.location())
+        outputs.append(_dataset(OutputDataset, where, of_letters, outputFacets=number))
     return outputs
 
 

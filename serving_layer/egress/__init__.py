@@ -117,11 +117,7 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
     ConfigurationError, Terminal for a stream to which `egress:` was added and not applied."""
     lake, stream = job.lake, job.stream
     with _open(job, target) as outlet:
-        last = (
-            outlet.last()
-            if isinstance(outlet, TopicSender)
-            else deliveries.newest(lake, stream.egress_table, target.name, outlet.place)
-        )
+        last = outlet.last()
         token = (
             Token.decode(last.token) if last is not None and not all_again else Token(stream.name)
         )

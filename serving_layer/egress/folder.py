@@ -39,6 +39,7 @@ from anabranch.iceberg.file_io import LakeFileIO, store_of
 from anabranch.iceberg.files import delete_files, list_files, local_path
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 from anabranch.job import Job
+from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import Hour, Restored, is_current
@@ -349,9 +350,10 @@ class Folder:
     target: Target
     storage: Storage
 
-    @property
-    def place(self) -> str:
-        return self.target.place
+    def last(self) -> Delivery | None:
+        """Return the newest delivery. Raises Transient, Terminal without its table."""
+        table = self.job.stream.egress_table
+        return deliveries.newest(self.job.lake, table, self.target.name, self.target.place)
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless

@@ -21,6 +21,7 @@ from anabranch.common.http import is_transient
 from anabranch.common.retry import attempts, doubling
 from anabranch.config.sections import Target
 from anabranch.job import Job
+from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import (
@@ -287,6 +288,11 @@ class Search:
     @property
     def place(self) -> str:
         return f"{self.index.where} ({self.uuid})"
+
+    def last(self) -> Delivery | None:
+        """Return the newest delivery. Raises Transient, Terminal without its table."""
+        table = self.job.stream.egress_table
+        return deliveries.newest(self.job.lake, table, self.target.name, self.place)
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows to the index, and delete all other documents at its places.

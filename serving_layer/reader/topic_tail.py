@@ -233,6 +233,8 @@ class TopicTail:
             self._decided.position.topic_id,
             by_hour,
         )
+        if not found:
+            return erased
         filters = {one.hour: one for one in found}
         columns = {hashed.column for one in filters.values() for hashed in one.values}
         for i, row in enumerate(rows.select([*_PLACE, *sorted(columns)]).to_pylist()):
@@ -246,5 +248,6 @@ def _is_erased(row: Mapping[str, Any], one: HourFilter) -> bool:
     return (p, o) in one.places or any(
         row[hashed.column] is not None and hashed.matches(str(row[hashed.column]))
         for hashed in one.values
-        if hashed.ranges.get(p, (0, 0))[0] <= o < hashed.ranges.get(p, (0, 0))[1]
+        for start, end in (hashed.ranges.get(p, (0, 0)),)
+        if start <= o < end
     )
