@@ -229,27 +229,9 @@ def _of_version(
                 sketch = Sketch(sketch.format, has_states=has_states, comments=[comment])
                 sketch.add_fields(objects, forms.stamps_of(records))
                 return sketch
-            if not name or name in excluded:
+            if not isinstance(cause, NotAColumn) or not name or name in excluded:
                 return _of_bytes(version, records, f"The subject is refused: {cause or error}")
-            if isinstance(cause, NotAName) and version.type != "PROTOBUF" and forms.is_usable(name):
-                types = _types_of(version, excluded, declared)
-                declared.columns = [one for one in declared.columns if one.name != name]
-                others = [Column(of, "string", True) for of in types if of != name]
-                named = Sketch(columns=[*others, *declared.columns])
-                named.add(Guess(types[name]), name, (name,))
-                declared.columns.append(named.columns[-1])
-                excluded.append(name)
-            elif version.type == "JSON" and not isinstance(cause, NotAName):
-                declared.columns.append(Column(name, "string", True))
-                sketch.comments.append(f"As its text: {cause}")
-            elif all(column.name != name for column in declared.columns) and (
-                part := _part_of(version, sketch, name, excluded)
-            ):
-                declared.columns.append(Column(name, part[0], True))
-                sketch.comments += [f"Left out: {error}" for error in part[1]]
-            else:
-                excluded.append(name)
-                sketch.comments.append(f"Left out: {cause}")
+            _declare_otherwise(cause, version, sketch, declared, excluded)
     else:
         return _of_bytes(version, records, f"The subject is refused: over {_MOST_EXCLUDED} fields")
     parts = {"columns": columns_mapping(declared.columns), "exclude": excluded}
@@ -257,6 +239,37 @@ def _of_version(
     if names := forms.headers_found(records)[1][:10]:
         sketch.comments.append(f"Headers {SELECTED}: {', '.join(names)}")
     return sketch
+
+
+def _declare_otherwise(
+    refused: NotAColumn,
+    version: SubjectVersion,
+    sketch: Sketch,
+    declared: Sketch,
+    excluded: list[str],
+) -> None:
+    """Declare the refused field under another name, as text or in part, or exclude it."""
+    name = refused.field
+    is_name = isinstance(refused, NotAName)
+    if is_name and version.type != "PROTOBUF" and forms.is_usable(name):
+        types = _types_of(version, excluded, declared)
+        declared.columns = [one for one in declared.columns if one.name != name]
+        others = [Column(of, "string", True) for of in types if of != name]
+        named = Sketch(columns=[*others, *declared.columns])
+        named.add(Guess(types[name]), name, (name,))
+        declared.columns.append(named.columns[-1])
+        excluded.append(name)
+    elif version.type == "JSON" and not is_name:
+        declared.columns.append(Column(name, "string", True))
+        sketch.comments.append(f"As its text: {refused}")
+    elif all(column.name != name for column in declared.columns) and (
+        part := _part_of(version, sketch, name, excluded)
+    ):
+        declared.columns.append(Column(name, part[0], True))
+        sketch.comments += [f"Left out: {error}" for error in part[1]]
+    else:
+        excluded.append(name)
+        sketch.comments.append(f"Left out: {refused}")
 
 
 def _part_of(
