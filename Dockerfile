@@ -66,6 +66,7 @@ RUN --mount=type=bind,source=dags,target=/src/dags \
     --mount=type=bind,source=anabranch/config,target=/src/anabranch/config \
     cp -rL /src/dags /opt/anabranch/dags
 COPY conf /opt/anabranch/conf
+COPY --chmod=755 deploy/kubernetes/executor /usr/local/bin/executor
 
 USER 10001:10001
 WORKDIR /var/lib/anabranch

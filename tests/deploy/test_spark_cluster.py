@@ -3,7 +3,9 @@ it that is lost."""
 
 import copy
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from cluster import HOSTS, SparkCluster, running_cluster
-from commands import Command, run, started
+from commands import ROOT, Command, run, started
 from expectations import entry
 from postgres import PASSWORD, Postgres, running_postgres
 from run_books import printed, words
@@ -24,6 +26,7 @@ from world import World, closed_at_the_end, past_hour, spread
 from writers import BY_PYARROW, writers
 
 from anabranch.cli import main
+from anabranch.dev.services.processes import free_port
 from speed_layer.pack import python_version
 
 LONG = pytest.mark.timeout(900)
@@ -185,6 +188,35 @@ def test_an_archive_of_our_packages_gives_executors_their_python(
     assert "MapInArrow" in (shown := events.read_text("utf-8"))
     assert secret not in shown
     assert secret not in log
+
+
+@LONG
+def test_an_executor_as_in_a_pod_decodes_records(on_postgres: Make, cluster: SparkCluster) -> None:
+    """The workers have too little memory, so the only executor is that of deploy/kubernetes."""
+    port = free_port()
+    conf = {"spark.executor.memory": "64g", "spark.driver.host": "127.0.0.1"}
+    one = on_postgres(conf | {"spark.driver.port": str(port)})
+    one.send([*spread(past_hour(1), 200, "e")])
+    given = {
+        "DRIVER_URL": f"spark://CoarseGrainedScheduler@127.0.0.1:{port}", "APPLICATION_ID": "app",
+        "EXECUTOR_ID": "1", "EXECUTOR_CORES": "1", "EXECUTOR_MEMORY": "1g", "RESOURCE_PROFILE_ID": "0",
+        "EXECUTOR_POD_IP": "127.0.0.1", "EXECUTOR_POD_NAME": "pod",
+        "JAVA_OPT_0": "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    }  # fmt: skip
+    pod = os.environ | {f"SPARK_{name}": value for name, value in given.items()}
+    pod["PATH"] = f"{Path(sys.executable).parent}:{pod['PATH']}"
+    with started(one, "speed", one.name, "--available-now", "--master", cluster.master) as speed:
+        speed.until(lambda: bool(cluster.view()["activeapps"]), "the driver to listen", PATIENT)
+        program, log = ROOT / "deploy" / "kubernetes" / "executor", one.folder / "executor.log"
+        with log.open("wb") as output:
+            executor = subprocess.Popen([program], env=pod, stdout=output, stderr=output)
+        try:
+            assert speed.wait() == 0, speed.log[-4000:] + log.read_text("utf-8")[-4000:]
+        finally:
+            executor.kill()
+            executor.wait(30)
+    assert PROBED in speed.log
+    assert_exact(one, speed.log, batches=0)
 
 
 @LONG

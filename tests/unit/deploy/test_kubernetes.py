@@ -2,7 +2,6 @@
 commands expect."""
 
 import copy
-import importlib.metadata
 import re
 import shlex
 import subprocess
@@ -19,7 +18,7 @@ from anabranch.spark.settings import exposed_keys, session_settings
 from anabranch.spark.submit import submit_command
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
-FILES = sorted(FOLDER.iterdir())
+FILES = sorted(FOLDER.glob("*.yaml"))
 DOCUMENTS: list[dict[str, Any]] = [
     one for file in FILES for one in yaml.safe_load_all(file.read_text("utf-8"))
 ]
@@ -209,9 +208,8 @@ def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
     # The password is in the environment, and nowhere on a command line.
     assert not [word for word in command if "password" in word]
     assert exposed_keys(environment.spark.master, session_settings(environment)) == ()
-    # Driver and executors speak Java's serialisation to each other: the same version, or none.
-    image = settings["spark.kubernetes.container.image"]
-    assert image.partition(":")[2].partition("-")[0] == importlib.metadata.version("pyspark")
+    # Executors decode records with the packages of their driver, and speak Java's serialisation.
+    assert {settings["spark.kubernetes.container.image"]} == {one["image"] for _, one in CONTAINERS}
     # Kafka's certificate is where the configuration looks for it, on both.
     [mounted] = {
         m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"
@@ -229,3 +227,34 @@ def test_a_batch_run_that_was_refused_is_not_tried_again(name: str) -> None:
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["values"] == [1, 2, 70]
     assert rule["onExitCodes"]["containerName"] in {one["name"] for one in PODS[name]["containers"]}
+
+
+def test_the_program_of_an_executor_passes_what_spark_gives_it(tmp_path: Path) -> None:
+    for name, body in (("python", "echo /site/pyspark"), ("java", 'printf "%s\\n" "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    given = {
+        "DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.1:7078", "EXECUTOR_ID": "1", "EXECUTOR_CORES": "2",
+        "EXECUTOR_MEMORY": "1024m", "APPLICATION_ID": "spark-1", "EXECUTOR_POD_IP": "10.0.0.2",
+        "EXECUTOR_POD_NAME": "exec-1", "RESOURCE_PROFILE_ID": "0", "JAVA_OPT_0": "-Da=one two", "JAVA_OPT_1": "-Db=$HOME",
+    }  # fmt: skip
+    done = subprocess.run(
+        [FOLDER / "executor"],
+        env={f"SPARK_{name}": value for name, value in given.items()}
+        | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "-Da=one two", "-Db=$HOME", "-Xms1024m", "-Xmx1024m", "-cp", "/site/pyspark/jars/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        "--driver-url", given["DRIVER_URL"], "--executor-id", "1", "--cores", "2", "--app-id", "spark-1",
+        "--hostname", "10.0.0.2", "--resourceProfileId", "0", "--podName", "exec-1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "anabranch/starter_files/Dockerfile"])
+def test_the_image_has_the_program_of_an_executor(file: str) -> None:
+    text = (FOLDER.parents[1] / file).read_text("utf-8")
+    assert "COPY --chmod=755 deploy/kubernetes/executor /usr/local/bin/executor\n" in text
