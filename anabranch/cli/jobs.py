@@ -175,7 +175,7 @@ def batch(
     `anabranch hours` shows why an hour was refused. --accept overrules the stream's rules, but
     never an account that does not close.
 
-    The job sends OpenLineage events to `lineage.url` while it runs. --lineage-only sends those of
+    The job sends OpenLineage events to `lineage.url` at its end. --lineage-only sends those of
     --hour, or of all accepted and refused revisions, again, with the same run ids.
 
     Many streams share one Spark application, and their hours run concurrently. The outcome of one

@@ -46,7 +46,7 @@ a JSON object with `stream`, `layer`, `hour` or `offsets`, and the ids `attempt`
 | command | JSON |
 |---|---|
 | `doctor` | `{ready, next, findings: [{check, severity, subject, expected, found, remedy}], examined: [{name, seconds, findings}]}`; [run-books](../runbooks.md#what-the-doctor-finds) lists each `check` |
-| `hours` | a list of `{hour, state, revision, served, cut: {"0": [start, end]}, counts: {offsets, good, dead, duplicate, gap, erased, conflicts}, speed_rows, diff: {missing, extra, changed}, quality: {passed, failed}, reason, dead_share: {dead, records}}` |
+| `hours` | a list of `{hour, state, revision, served, cut: {"0": [start, end]}, counts: {offsets, good, dead, duplicate, gap, erased, conflicts}, speed_rows, diff: {missing, extra, changed, duplicate, unread, missing_dead, extra_dead}, quality: {passed, failed}, reason, dead_share: {dead, records}}` |
 | `batch` | `{stream, hours: [{hour, state, revision, reason, …}]}`; `--seal-only`: `{stream, sealed}`; of many streams `{streams: [{stream, exit_code, error, hours}]}` |
 | `changes` | an object for each line: `{hour, kind, revision, served, snapshot, rows, replaces, files: {added, removed}, erasures, token}` |
 
