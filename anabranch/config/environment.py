@@ -162,7 +162,7 @@ class Spark(Frozen):
 
     master: str = Field(
         default="local[*]",
-        description="The Spark master; `--master` of `speed` and `batch` overrides it.",
+        description="The Spark master; a command's `--master` overrides it.",
     )
     conf: dict[str, Annotated[str, BeforeValidator(_spark_text)]] = Field(
         default={}, description="Spark properties.", examples=["{spark.driver.memory: 4g}"]
