@@ -18,8 +18,11 @@ ROOT = Path(__file__).resolve().parents[3]
 CODE = ("anabranch", "speed_layer", "batch_layer", "serving_layer", "dags")
 PAGES = ["README.md", "CHANGELOG.md", "docs/**/*.md", "anabranch/starter_files/README.md"]
 # They would start, download or serve something.
-NOT_RUN = {"dev", "jars", "pack", "init", "docs", "health", "page"}
+NOT_RUN = {"dev", "jars", "pack", "init", "health", "page"}
 _SPAN = re.compile(r"`(anabranch [^`]+)`")
+# A command without the program, such as `apply --register`, and other programs.
+_SHORT = re.compile(r"`([a-z][a-z-]*(?: [^`]+)? --[^`]+)`")
+OTHERS = {"airflow", "anabranch", "aws", "docker", "kafka-consumer-groups", "make", "pip", "protoc"}
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"^ *(?:\$ )?(anabranch .+)$", re.MULTILINE)
 _HOUR = "2026-11-21T03"
@@ -58,9 +61,12 @@ def named() -> Iterator[tuple[str, str]]:
         text = file.read_text(encoding="utf-8")
         fenced = [body for kind, body in _FENCE.findall(text) if kind != "text"]
         lines = [line for body in fenced for line in _LINE.findall(body)]
-        yield from (
-            (str(file), command) for command in (*lines, *_SPAN.findall(_FENCE.sub("", text)))
-        )
+        prose = _FENCE.sub("", text)
+        yield from ((str(file), command) for command in (*lines, *_SPAN.findall(prose)))
+        # The changelog names what was removed.
+        for span in _SHORT.findall(prose) if file.name != "CHANGELOG.md" else ():
+            if span.partition(" ")[0] not in OTHERS:
+                yield str(file), f"anabranch {span}"
 
 
 def words_of(command: str) -> list[str]:
@@ -103,6 +109,9 @@ def fault_of(words: list[str], conf: Path) -> str | None:
         return "an hour in the place of a stream"
     if is_mention or words[0] in NOT_RUN:
         return None
+    if words[0] == "docs":
+        done = CliRunner().invoke(main, words)
+        return done.output if done.exit_code and words != ["docs", "PAGE"] else None
     done = CliRunner().invoke(main, [*words, "--conf", str(conf)])
     return done.output if "Usage:" in done.output else None
 

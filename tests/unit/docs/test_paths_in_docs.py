@@ -1,5 +1,6 @@
 """Paths that the documentation names are there: a page that leads nowhere is worse than none."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,6 +30,12 @@ _SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _YAML = re.compile(r"^```yaml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _TEXTS = (".py", ".yaml", ".yml", ".md", ".json", ".conf")
 _NAMED = re.compile(r"docs/[\w/-]+\.md")
+_CODE = ("anabranch", "speed_layer", "batch_layer", "serving_layer")
+_BESIDE = ("dags", "examples", "benchmarks", "tests")
+_MODULE = re.compile(r"`(?:[\w.]+/)*(\w+\.py)[`:]")
+_SHORT_PAGE = re.compile(r"\b(?:how-to|reference|explanation)/[\w/-]+")
+_TEST = re.compile(r"`(test_\w+)`")
+_PRIVATE = re.compile(r"\b_[a-z]\w+")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -38,6 +45,55 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         page.parent / link for link in _LINK.findall(text)
     ]
     assert [str(path.relative_to(ROOT)) for path in named if not path.resolve().exists()] == []
+
+
+def test_every_module_and_test_that_a_page_names_exists() -> None:
+    files = [file for folder in (*_CODE, *_BESIDE) for file in (ROOT / folder).rglob("*.py")]
+    modules = {file.name for file in files}
+    tests = {
+        name
+        for file in files
+        if file.name.startswith("test_")
+        for name in re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
+    }
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert {*_MODULE.findall(text)} <= modules, page
+        # The beginning of a test's name is enough.
+        short = [name for name in _TEST.findall(text) if not any(t.startswith(name) for t in tests)]
+        assert short == [], page
+
+
+def test_the_starter_files_name_pages_that_exist() -> None:
+    text = (ROOT / "anabranch" / "starter_files" / "README.md").read_text("utf-8")
+    named = {name.removesuffix(".md") for name in _SHORT_PAGE.findall(text)}
+    assert len(named) > 4
+    assert [name for name in named if not (ROOT / "docs" / f"{name}.md").exists()] == []
+
+
+def test_the_table_of_private_names_has_those_that_the_code_uses() -> None:
+    """A name of decision 1 is in its module, and a name that no code of ours defines is in it."""
+    table = (ROOT / "docs/decisions/0001-direct-catalog-commits.md").read_text("utf-8")
+    listed = set[tuple[str, str]]()
+    for row in (line.split("|") for line in table.splitlines() if line.startswith("| ")):
+        files = re.findall(r"`([\w/]+\.py)`", row[3])
+        listed |= {(name, file) for name in _PRIVATE.findall(row[1]) for file in files}
+    used, defined = set[tuple[str, str]](), set[str]()
+    for folder in _CODE:
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.FunctionDef):
+                    defined.add(node.name)
+                elif isinstance(node, ast.Attribute):
+                    is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                    if is_own or isinstance(node.ctx, ast.Store):
+                        defined.add(node.attr)
+                    if re.fullmatch(r"_[a-z]\w*", node.attr):
+                        used.add((node.attr, str(file.relative_to(ROOT))))
+    known = {"_asdict", "_exit", "_replace"}
+    assert {one for one in used if one[0] not in defined | known} <= listed
+    texts = {file: (ROOT / file).read_text("utf-8") for _, file in listed}
+    assert [one for one in listed if one[0] not in texts[one[1]]] == []
 
 
 def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None:
