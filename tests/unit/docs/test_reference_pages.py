@@ -1,7 +1,9 @@
 """The generated pages are what the code says, and saying it does not depend on the machine."""
 
+import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
 
@@ -11,6 +13,11 @@ import reference_pages as reference
 from click.testing import CliRunner
 
 from anabranch.cli import SECTIONS, main
+from anabranch.operations.doctor import Examined
+from anabranch.operations.doctor.finding import Finding
+from anabranch.operations.reports.status import GateSummary, HourSummary
+from anabranch.protocol.ledger_row import Counts, Diff, HourShare
+from serving_layer.changes import HourChange
 
 
 def test_the_check_distinguishes_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
@@ -47,6 +54,25 @@ def test_the_help_has_every_command_once_uncut(monkeypatch: pytest.MonkeyPatch) 
         rows = text.partition(f"{title}:\n")[2].partition("\n\n")[0].splitlines()
         # One line each: a description that is too long would go on in a second one.
         assert [row.split("  ")[1] for row in rows] == list(names), title
+
+
+@pytest.mark.parametrize(
+    ("command", "classes", "beside"),
+    [
+        ("doctor", (Finding, Examined), {"ready", "next", "findings", "examined"}),
+        ("hours", (HourSummary, Counts, Diff, GateSummary, HourShare), {"start", "end"}),
+        ("changes", (HourChange,), {"files"}),
+    ],
+)
+def test_the_page_has_every_key_of_a_result(
+    command: str, classes: tuple[type, ...], beside: set[str]
+) -> None:
+    [row] = re.findall(
+        rf"^\| `{command}` \|.*?(`.*?\{{.*?`)", reference.markdown(main), re.MULTILINE
+    )
+    # Results leave out a difference's sample.
+    known = {field.name for one in classes for field in fields(one)} - {"sample"}
+    assert set(re.findall(r"[a-z_]+", row)) == known | beside
 
 
 def _leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
