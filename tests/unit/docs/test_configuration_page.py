@@ -1,6 +1,7 @@
 """docs/reference/configuration.md: every key of the models has a meaning, and the examples are
-valid."""
+valid. Other pages name keys that exist."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from configuration_page import FILES, keys, page
 
 from anabranch import config
+from anabranch.operations.doctor.finding import Issue
 
 _ENVIRONMENT: dict[str, Any] = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1"},
@@ -39,6 +41,7 @@ _BESIDE: dict[str, Any] = {
     "format.message": {"format": {"type": "protobuf"}},
     "format.header": {"format": {"type": "csv"}},
 }
+_NAMED = re.compile(r"`([a-z0-9_]+\.[a-z_]+)(?:: [^`]*)?`")
 # Fields that are no keys of a file.
 _INTERNAL = {"name", "columns", "subject_schema", "fields"}
 
@@ -50,6 +53,16 @@ def test_every_field_of_a_stream_is_a_described_key_or_a_section() -> None:
     text = page()
     assert "| `speed.trigger` | The interval between starts of micro-batches." in text
     assert "| duration | `2 seconds` |" in text and "| **required** |" in text
+
+
+def test_every_key_that_a_page_names_exists() -> None:
+    known = {key for model in FILES.values() for key, _ in keys(model)}
+    sections = {key.partition(".")[0] for key in known if "." in key} - {"spark"}
+    root = Path(__file__).resolve().parents[3]
+    for file in (root / "README.md", *(root / "docs").rglob("*.md")):
+        named = set(_NAMED.findall(file.read_text("utf-8"))) - {str(check) for check in Issue}
+        ours = {n for n in named if n.partition(".")[0] in sections and not n.endswith(".yaml")}
+        assert ours <= known, file
 
 
 @pytest.mark.parametrize(("file", "key", "example"), _EXAMPLES, ids=[e[1] for e in _EXAMPLES])
