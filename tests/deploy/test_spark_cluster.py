@@ -209,7 +209,9 @@ def test_an_executor_as_in_a_pod_decodes_records(on_postgres: Make, cluster: Spa
         speed.until(lambda: bool(cluster.view()["activeapps"]), "the driver to listen", PATIENT)
         program, log = ROOT / "deploy" / "kubernetes" / "executor", one.folder / "executor.log"
         with log.open("wb") as output:
-            executor = subprocess.Popen([program], env=pod, stdout=output, stderr=output)
+            executor = subprocess.Popen(
+                [program], env=pod, cwd=one.folder, stdout=output, stderr=output
+            )
         try:
             assert speed.wait() == 0, speed.log[-4000:] + log.read_text("utf-8")[-4000:]
         finally:
