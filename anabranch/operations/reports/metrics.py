@@ -257,8 +257,8 @@ READ: tuple[Row[Readings], ...] = (
     ),
     Row(
         "position_age_seconds",
-        "Time since the speed layer's position moved last.",
-        lambda r: _age(r, r.status.position_since),
+        "Time since the speed layer's position moved last; absent if only batch jobs run.",
+        lambda r: None if r.status.is_batch_only else _age(r, r.status.position_since),
     ),
     Row(
         "freshness_seconds",

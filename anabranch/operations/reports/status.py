@@ -154,6 +154,11 @@ class StreamStatus:
     overrides: Mapping[str, Layer] = field(default_factory=dict)
 
     @property
+    def is_batch_only(self) -> bool:
+        """Whether only the batch layer has read the stream."""
+        return not self.speed_has_begun and self.newest_accepted is not None
+
+    @property
     def running_dead_share(self) -> HourShare | None:
         """The dead letters of the newest hour with records that is not accepted."""
         return self.dead_shares[max(self.dead_shares)] if self.dead_shares else None

@@ -185,6 +185,22 @@ def test_dashboards_and_alerts_use_existing_metrics(file: str) -> None:
     assert len(asked) > 5 and asked <= given
 
 
+@pytest.mark.parametrize(
+    ("begun", "newest", "is_exported"),
+    [(True, "2026-11-20T23", True), (False, None, True), (False, "2026-11-20T23", False)],
+)
+def test_no_speed_layer_is_late_where_only_the_batch_layer_runs(
+    begun: bool, newest: str | None, is_exported: bool
+) -> None:
+    status = replace(VIEW, speed_has_begun=begun, newest_accepted=newest)
+    [position_age] = [
+        one
+        for one in Fixed(events=scraped(replace(READ, status=status))).collect()
+        if one.name == "anabranch_position_age_seconds"
+    ]
+    assert bool(position_age.samples) == is_exported
+
+
 def test_nothing_that_waits_is_late_whatever_its_age() -> None:
     assert status.freshness_seconds(replace(VIEW, waiting_since=None), NOW) == 0
     assert status.freshness_seconds(replace(VIEW, waiting_since=NOW + timedelta(days=1)), NOW) == 0
