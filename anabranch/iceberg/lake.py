@@ -265,16 +265,24 @@ class Lake:
         return set()
 
     def every_table(self) -> Iterator[Table]:
-        """Yield every table of the catalog that has its metadata file. Raises as `load`."""
+        """Yield every table of the catalog that has its metadata file. Raises as `load`, for a
+        damaged file too."""
         known, namespaces = set[Identifier](), list[Identifier](self._namespaces(()))
         while namespaces:
             if (namespace := namespaces.pop()) not in known:
                 known.add(namespace)
                 namespaces += self._namespaces(namespace)
                 for name in sorted(self.table_names(".".join(namespace))):
-                    with suppress(MetadataGone):
-                        if (table := self.find(name)) is not None:
-                            yield table
+                    try:
+                        table = self.find(name)
+                    except MetadataGone as error:
+                        # Of a file that is there, perhaps of a later format, the table may be in
+                        # use: maintenance of another one would delete its files as orphans.
+                        if _NO_METADATA in str(error):
+                            raise
+                        continue
+                    if table is not None:
+                        yield table
 
     def _namespaces(self, within: Identifier) -> list[Identifier]:
         doing = "list the namespaces of the catalog"

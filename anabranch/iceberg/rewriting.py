@@ -217,13 +217,24 @@ def as_bits(kind: pa.DataType) -> pa.DataType:
 def read_batches(
     table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files, in order. Raises Transient; Stopped if `is_stopped` returns true."""
+    """Yield the rows of files, in order. Raises Terminal unless a file has the rows of its manifest
+    entry, Transient; Stopped if `is_stopped` returns true."""
     for data_file in files:
+        rows = 0
         with opened(table, data_file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                 if is_stopped():
                     raise Stopped
+                rows += batch.num_rows
                 yield batch
+        # Decision 15: a copy is compared with the same rows, so it would lack what is not read here.
+        if rows != data_file.record_count:
+            raise Terminal(
+                f"read {data_file.file_path}: expected the {data_file.record_count} rows of its "
+                f"manifest entry, found {rows}; nothing was published; rebuild the file's hour: "
+                "`anabranch batch STREAM --hour HOUR --restate`; until then, the speed layer runs "
+                "with `speed: {roll_up: false}` in the stream's file"
+            )
 
 
 def opened(table: Table, data_file: DataFile) -> pq.ParquetFile:

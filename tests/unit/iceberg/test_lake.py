@@ -1,6 +1,7 @@
 """A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a
 first day."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -109,3 +110,16 @@ def test_a_file_counts_as_missing_only_if_the_catalog_names_it_twice(
         file.write_bytes(content)
     with pytest.raises(MetadataGone, match="--register"):
         lake.table()
+
+
+def test_a_damaged_table_is_none_that_is_gone(tmp_path: Path) -> None:
+    """The hazard: a live table, perhaps of a later format, whose files the maintenance of one that
+    shares its folder would delete."""
+    lake = new_lake(tmp_path)
+    file = Path(lake.table().metadata_location.removeprefix("file://"))
+    found = {table.name() for table in lake.lake.every_table()}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format-version": 9}))
+    with pytest.raises(MetadataGone, match="TableMetadataWrapper"):
+        list(lake.lake.every_table())
+    file.unlink()
+    assert found - {table.name() for table in lake.lake.every_table()} == {("games", "events")}

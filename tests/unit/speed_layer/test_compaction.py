@@ -28,7 +28,14 @@ from anabranch.common.errors import Terminal, Transient
 from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.manifests import files_of
-from anabranch.iceberg.rewriting import Rewritten, group_by_schema, is_same, rewrite, schema_text
+from anabranch.iceberg.rewriting import (
+    Rewritten,
+    group_by_schema,
+    is_same,
+    rewrite,
+    rewrite_kept,
+    schema_text,
+)
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import land, new_id
@@ -475,6 +482,21 @@ def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.Mon
     monkeypatch.setattr(rewriting, "groups_by_size", turned)
     with pytest.raises(Terminal, match=r"found others"):
         rewrite(lake.table(), sources)
+    assert not stored(lake)
+
+
+def test_a_file_with_other_rows_than_its_manifest_entry_is_not_copied(lake: StreamLake) -> None:
+    """The hazard: the copy and the rows that it is compared with are read alike, so only the
+    manifest has the number of rows."""
+    publish(lake, 3)
+    sources = files_of(lake.table(), "speed", FIRST)
+    path = Path(sources[1].file_path.removeprefix("file://"))
+    pq.write_table(pq.ParquetFile(path).read().slice(1), path)
+    wrong = rf"{path}: expected the 1 rows of its manifest entry, found 0; nothing was published"
+    with pytest.raises(Terminal, match=wrong):
+        rewrite(lake.table(), sources)
+    with pytest.raises(Terminal, match=wrong):
+        rewrite_kept(lake.table(), sources[1], lambda batch: pa.array([True] * len(batch)))
     assert not stored(lake)
 
 
