@@ -104,6 +104,18 @@ def test_values_that_their_schema_writes_otherwise_are_no_others(
     assert all(text.startswith(words) for _, text in result.errors.values())
 
 
+def test_each_value_is_judged_by_the_schema_beside_it() -> None:
+    def beside(unit: str) -> dict[str, Any]:
+        fields = [{"field": "made-at", "name": f"io.debezium.time.{unit}"}]
+        schema = {"fields": [{"field": "after", "fields": fields}]}
+        return {"schema": schema, "payload": change("c", None, ROW)}
+
+    right, wrong = beside("MicroTimestamp"), beside("Timestamp")
+    sent = [right, wrong, change("c", None, ROW), wrong, right, None, wrong, {**wrong, "schema": None}]
+    result = decoded(sent, [b'{"id":7}'] * len(sent))
+    assert [*result.errors] == [1, 3, 6]
+
+
 def test_fields_of_the_row_are_counted_and_kept() -> None:
     of = stream("json", unknown="count")
     result = decoded([change("c", None, {**ROW, "new": 1}), change("c", None, ROW)], of=of)
