@@ -86,7 +86,7 @@ class DebeziumReader:
             rows.append(row)
             if self._written and schema != self._schema:
                 self._schema, self._refused = schema.copy(), self._contradictions(bytes(schema))
-            for place, text in self._refused if schema != _NULL else ():
+            for place, text in self._refused:
                 errors.add(i, place, "incompatible_schema", text)
             if not is_change:
                 text = found("Debezium's change, with op", change.decode(errors="replace"))

@@ -538,7 +538,6 @@ def _decimal(of: Any, kind: pa.Decimal128Type) -> Decimal:
 
 
 def _day(of: Any) -> date:
-    _known(of)
     try:
         return date(of.year, of.month, of.day)
     except ValueError:

@@ -105,15 +105,37 @@ def test_values_that_their_schema_writes_otherwise_are_no_others(
 
 
 def test_each_value_is_judged_by_the_schema_beside_it() -> None:
-    def beside(unit: str) -> dict[str, Any]:
-        fields = [{"field": "made-at", "name": f"io.debezium.time.{unit}"}]
+    def beside(**of: Any) -> dict[str, Any]:
+        fields = [{"field": "made-at", "name": f"io.debezium.time.{of['made']}"}]
+        fields += [{"field": "total", "parameters": {"scale": of["scale"]}}]
         schema = {"fields": [{"field": "after", "fields": fields}]}
         return {"schema": schema, "payload": change("c", None, ROW)}
 
-    right, wrong = beside("MicroTimestamp"), beside("Timestamp")
-    sent = [right, wrong, change("c", None, ROW), wrong, right, None, wrong, {**wrong, "schema": None}]
-    result = decoded(sent, [b'{"id":7}'] * len(sent))
-    assert [*result.errors] == [1, 3, 6]
+    right, wrong = (beside(made=made, scale="12") for made in ("MicroTimestamp", "Timestamp"))
+    sent = [
+        right,
+        wrong,
+        change("c", None, ROW),
+        wrong,
+        right,
+        None,
+        wrong,
+        {**wrong, "schema": None},
+    ]
+    sent += [
+        beside(made="MicroTimestamp", scale="2"),
+        {**right, "payload": {"op": "c", "after": {}}},
+    ]
+    # Columns of the change before those of the row.
+    columns = {
+        **dict(reversed(SCHEMA.items())),
+        "total": {"type": "DECIMAL(20,12)", "decimal": "base64"},
+    }
+    result = decoded(sent, [b'{"id":7}'] * len(sent), stream("json", columns))
+    code = "incompatible_schema"
+    assert {i: of for i, (of, _) in result.errors.items()} == {
+        1: code, 3: code, 6: code, 8: code, 9: "missing_required"
+    }  # fmt: skip
 
 
 def test_fields_of_the_row_are_counted_and_kept() -> None:

@@ -474,6 +474,13 @@ def test_odd_wire_formats(value: bytes | None, code: str | None, words: str) -> 
         decoded(spec_by_id(TWO, ddl="id STRING"), [indexed(9, b"", 1)])
 
 
+ORDER = "confluent.type.Order"
+DECIMALS = (
+    'syntax = "proto3"; package confluent.type; message Decimal { bytes value = 1; uint32 precision = 2; '
+    "int32 scale = 3; } message Order { Decimal total = 1; }"
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("value", "scale", "total"),
     [
@@ -489,14 +496,18 @@ def test_odd_wire_formats(value: bytes | None, code: str | None, words: str) -> 
     ],
 )
 def test_decimals_of_confluent(value: bytes, scale: int, total: str | None) -> None:
-    text = (
-        'syntax = "proto3"; package confluent.type; message Decimal { bytes value = 1; uint32 precision = 2; '
-        "int32 scale = 3; } message Order { Decimal total = 1; }"
-    )  # fmt: skip
-    message = type_of(text, "confluent.type.Order")(total={"value": value, "scale": scale})
-    result = one(text, "total DECIMAL(12,2)", "confluent.type.Order", message.SerializeToString())
+    message = type_of(DECIMALS, ORDER)(total={"value": value, "scale": scale})
+    result = one(DECIMALS, "total DECIMAL(12,2)", ORDER, message.SerializeToString())
     assert [code for code, _ in result.errors.values()] == ([] if total else ["wrong_type"])
     assert result.rows["total"][0].as_py() == (None if total is None else Decimal(total))
+
+
+def test_a_decimal_with_a_scale_of_another_type_is_no_whole_number() -> None:
+    of_total = b"\x0a\x01\x77\x1a\x01\x02"
+    sent = b"\x0a" + bytes([len(of_total)]) + of_total
+    result = one(DECIMALS, "total DECIMAL(12,2)", ORDER, sent)
+    wrong = "total.scale: expected int32, found a value of another type"
+    assert [*result.errors.values()] == [("wrong_type", wrong)]
 
 
 @pytest.mark.parametrize(
