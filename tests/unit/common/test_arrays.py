@@ -18,9 +18,11 @@ def test_each_number_has_its_index_or_none(numbers: list[int], among: list[int])
     assert found.tolist() == [among.index(n) if n in among else -1 for n in numbers]
 
 
-@given(sizes=st.lists(st.integers(0, 9)), most=st.integers(1, 12))
-def test_a_group_ends_before_it_is_too_large(sizes: list[int], most: int) -> None:
-    groups = list(groups_by_size(sizes, int, most))
+@given(sizes=st.lists(st.integers(0, 9)), most=st.integers(1, 12), count=st.integers(1, 4))
+def test_a_group_ends_before_it_is_too_large(sizes: list[int], most: int, count: int) -> None:
+    groups = list(groups_by_size(sizes, int, most, count))
     assert [size for group in groups for size in group] == sizes
+    assert all(len(group) <= count for group in groups)
     assert all(sum(group) <= most or len(group) == 1 for group in groups)
-    assert all(sum(one) + other[0] > most for one, other in pairwise(groups))
+    pairs = [(one, other[0]) for one, other in pairwise(groups) if len(one) < count]
+    assert all(sum(one) + following > most for one, following in pairs)

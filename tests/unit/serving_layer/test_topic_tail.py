@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
@@ -25,9 +26,10 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import Cut, end_of, shift
 from anabranch.offsets.position import Ranges, Topic
+from anabranch.protocol.erasure import HashedValues, HourFilter, Key
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import KEPT, Accepted
-from serving_layer.reader import RowsThenTopic
+from serving_layer.reader import RowsThenTopic, topic_tail
 from serving_layer.reader.selection import Selection
 
 OPEN = shift(NEXT, 1)
@@ -263,3 +265,43 @@ def test_a_live_query_keeps_neither_the_records_nor_the_dead_letters(
         assert len(stored()) == 1
     assert not stored()
     assert [(tail.counts.dead, tail.letters) for tail in tails] == [(2, [])]
+
+
+@pytest.mark.parametrize(
+    ("hour", "partition", "offset", "id", "is_gone"),
+    [
+        (OPEN, 0, 10, "gone", True),
+        (OPEN, 0, 12, "gone", False),  # a record after the erasure
+        (OPEN, 1, 10, "gone", False),
+        (NEXT, 0, 10, "gone", False),
+        (OPEN, 0, 10, "kept", False),
+        (OPEN, 0, 10, None, False),
+        (OPEN, 1, 13, None, True),  # a dead letter
+        (NEXT, 1, 13, None, False),
+    ],
+)
+def test_an_erasure_leaves_out_what_it_covers(
+    monkeypatch: pytest.MonkeyPatch, hour: str, partition: int, offset: int, id: str | None,
+    is_gone: bool,
+) -> None:  # fmt: skip
+    key = Key(b"secret")
+    hashed = HashedValues("id", key, frozenset({key.hash("id", "gone")}), {0: (10, 12)})
+    filters = (HourFilter(OPEN, (hashed,), frozenset({(1, 13)})),)
+    asked = list[object]()
+    monkeypatch.setattr(
+        topic_tail, "load_filter", lambda *given: asked.append(given[-1]) or filters
+    )
+    one = SimpleNamespace(
+        _lake=SimpleNamespace(environment=None), _stream=SimpleNamespace(hours_table="h"),
+        _decided=SimpleNamespace(
+            state=SimpleNamespace(erasures=SimpleNamespace(all=[0])),
+            position=SimpleNamespace(topic_id="t"),
+        ),
+    )  # fmt: skip
+    places = {"ingest_hour": hour, "kafka_partition": partition, "kafka_offset": offset}
+    rows = pa.Table.from_pylist(
+        [places | {"id": id}, places | {"id": "other", "kafka_partition": 7, "kafka_offset": 9}]
+    )
+    erased = topic_tail.TopicTail._erased(one, rows)  # type: ignore[arg-type]
+    assert erased.tolist() == [is_gone, False]
+    assert asked == [{hour: {partition: (offset, offset + 1), 7: (9, 10)}}]
