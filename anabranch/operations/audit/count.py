@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.common.remote_errors import explain, one_line
+from anabranch.common.remote_errors import explain, lake_errors, one_line
 from anabranch.kafka.batches import CODES, COMPACTED, PRESENT, RETENTION, spans
 from anabranch.offsets.position import Ranges
 
@@ -92,13 +93,25 @@ def count_files(
             for batch in _batches(table, path):
                 for source in of:
                     _count(counted[source], batch, hour)
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
-            found = "none" if isinstance(error, FileNotFoundError) else one_line(error)
+        except (OSError, pa.ArrowInvalid) as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            if (found := "none" if is_gone else _damage(table, path)) is None:
+                raise explain(f"read {path}", error) from error
             for source in of:
                 counted[source].gone[path] = found
-        except OSError as error:
-            raise explain(f"read {path}", error) from error
     return counted
+
+
+def _damage(table: Table, path: str) -> str | None:
+    """Return why a file whose bytes can be read has no rows; None if it has them: for damaged pages
+    and for the network, PyArrow raises the same OSError. Raises Transient."""
+    with lake_errors(f"read {path}"), table.io.new_input(path).open() as file:
+        whole = file.read()
+    try:
+        pq.read_table(pa.BufferReader(whole), columns=_COLUMNS, partitioning=None)
+    except (OSError, pa.ArrowInvalid) as error:
+        return one_line(error)
+    return None
 
 
 def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:

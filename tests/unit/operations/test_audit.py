@@ -194,18 +194,33 @@ def test_what_is_wrong_is_said_and_nothing_else(one: StreamLake, name: str) -> N
     assert sentences(one) == messages
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PAR1"])
+def damaged_page(whole: bytes) -> bytes:
+    """The offsets' page is damaged, not the file's footer."""
+    group = pq.read_metadata(pa.BufferReader(whole)).row_group(0)
+    columns = {(c := group.column(i)).path_in_schema: c for i in range(group.num_columns)}
+    at = columns["kafka_offset"].data_page_offset
+    return whole[:at] + b"\xff" * 20 + whole[at + 20 :]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "found"),
+    [
+        (None, "none"),
+        (lambda whole: b"", "ArrowInvalid: "),
+        (lambda whole: whole[:-1], "ArrowInvalid: "),
+        (damaged_page, "OSError: Couldn't deserialize thrift"),
+    ],
+)
 def test_a_file_that_is_missing_or_damaged_in_storage(
-    one: StreamLake, content: bytes | None
+    one: StreamLake, damaged: Callable[[bytes], bytes] | None, found: str
 ) -> None:
     (data_file,) = files_of(one.table(), "main", NEXT)
     file = Path(urlparse(data_file.file_path).path)
-    if content is None:
+    if damaged is None:
         file.unlink()
     else:
-        file.write_bytes(content)
+        file.write_bytes(damaged(file.read_bytes()))
     messages = sentences(one)
-    found = "none" if content is None else "ArrowInvalid: Could not open Parquet"
     expected = f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found {found}"
     assert messages[0].startswith(expected)
     remedy = f"(`anabranch batch STREAM --hour {NEXT} --restate` builds the hour again)"
