@@ -227,7 +227,7 @@ def read_batches(
                     raise Stopped
                 rows += batch.num_rows
                 yield batch
-        # Decision 15: a copy is compared with the same rows, so it would lack what is not read here.
+        # Decision 15: a copy is compared with the same rows, so it would lack those not read here.
         if rows != data_file.record_count:
             raise Terminal(
                 f"read {data_file.file_path}: expected the {data_file.record_count} rows of its "

@@ -106,8 +106,8 @@ def test_values_that_their_schema_writes_otherwise_are_no_others(
 
 def test_each_value_is_judged_by_the_schema_beside_it() -> None:
     def beside(**of: Any) -> dict[str, Any]:
-        fields = [{"field": "made-at", "name": f"io.debezium.time.{of['made']}"}]
-        fields += [{"field": "total", "parameters": {"scale": of["scale"]}}]
+        total = {"field": "total", "parameters": {"scale": of["scale"]}}
+        fields = [{"field": "made-at", "name": f"io.debezium.time.{of['made']}"}, total]
         schema = {"fields": [{"field": "after", "fields": fields}]}
         return {"schema": schema, "payload": change("c", None, ROW)}
 
@@ -127,10 +127,8 @@ def test_each_value_is_judged_by_the_schema_beside_it() -> None:
         {**right, "payload": {"op": "c", "after": {}}},
     ]
     # Columns of the change before those of the row.
-    columns = {
-        **dict(reversed(SCHEMA.items())),
-        "total": {"type": "DECIMAL(20,12)", "decimal": "base64"},
-    }
+    columns: dict[str, Any] = dict(reversed(SCHEMA.items()))
+    columns["total"] = {"type": "DECIMAL(20,12)", "decimal": "base64"}
     result = decoded(sent, [b'{"id":7}'] * len(sent), stream("json", columns))
     code = "incompatible_schema"
     assert {i: of for i, (of, _) in result.errors.items()} == {
