@@ -3,7 +3,7 @@ position of a consumer that continues in a topic after a snapshot of `main`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -390,7 +390,7 @@ def status_of(
         overrides=dict(sorted(state.overrides.items())),
         expired=state.expired,
         overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.lookback_hours),
-        unmaintained=_why_unmaintained(maintained, [r for r in decisions if r.hour == first], now),
+        unmaintained=_why_unmaintained(maintained, decisions, now),
         dead_shares=shares,
         conflicts={h: n for h in (*backlog, newest) if h in rows and (n := rows[h].conflicts)},
         too_many_dead=[h for h, s in shares.items() if is_too_many(s.dead, s.records, most_dead)],
@@ -409,12 +409,12 @@ def _why_unreadable(state: State, topic: Topic | None, ends: Offsets, name: str)
 
 
 def _why_unmaintained(
-    found: Maintenance, of_first: Sequence[LedgerRow], now: datetime
+    found: Maintenance, decisions: Iterable[LedgerRow], now: datetime
 ) -> str | None:
     """Return how the last run of maintenance ended, if none completed in time: of a stream without
-    one, since the first decision on its first hour, which may be much older. Pure."""
+    one, since the oldest decision, as its first hour may be much older. Pure."""
     since = found.complete.ended if found.complete else None
-    since = since or min((row.recorded_at for row in of_first), default=now)
+    since = since or min((row.recorded_at for row in decisions), default=now)
     return last_run_words(found) if now - since > _MAINTAINED_WITHIN else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from brokers import Broker
 from click.testing import CliRunner, Result
 from conf_folders import write_environment, write_stream
 from lakes import DDL, StreamLake, new_lake
@@ -195,3 +196,15 @@ def test_one_way_to_select_is_expected(conf: Path) -> None:
         assert done.exit_code == 2 and "expected STREAM, or --group NAME, or --all" in done.output
     done, _ = _run(conf, "hours", "s0", "--group", "x")
     assert done.exit_code == 2 and "expected STREAM, or --group NAME; give one" in done.output
+
+
+@pytest.mark.parametrize(("id", "code"), [("t", 0), ("another", 1)])
+def test_streams_are_not_in_order_if_jobs_refuse_a_topic_of_theirs(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, id: str, code: int
+) -> None:
+    broker = Broker(id, {0: [0] * 9})
+    monkeypatch.setattr("anabranch.kafka.client.KafkaAdapter", lambda kafka: broker)
+    done, _ = _run(conf, "status", "--output", "json")
+    assert done.exit_code == code, done.output
+    views = json.loads(done.stdout)
+    assert [view["stream"] for view in views if view["unreadable"]] == NAMES[: 4 * code]
