@@ -58,7 +58,7 @@ from anabranch.operations.reports.reading import (
     TimedValue,
     rest_after,
 )
-from anabranch.operations.reports.status import StreamStatus
+from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
 from anabranch.protocol.retention import Overdue
 from anabranch.protocol.state import load_state
@@ -313,6 +313,10 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
                 "new",
             ),
             (replace(calm, speed_has_begun=False), "in order"),
+            (
+                replace(calm, speed_has_begun=False, newest_accepted=None, lag=Lag(0, {})),
+                "in order",
+            ),
             (replace(calm, backlog=[shift_open(-2), shift_open(-1)]), "in order"),
             (calm, "in order"),
         )
