@@ -533,6 +533,12 @@ def test_a_service_that_is_away_is_one_line_and_groups_and_families_are_folded(f
     html = parsed(client.get("/").text)
     assert ["open" in d for d in html.all("details")] == [True, False]
     assert "Kafka does not answer to 28 streams" in html.text
+    # Streams that fail by themselves lack no service.
+    for name in ("topic_05", "topic_06"):
+        own = Failure(AS_OF, "another program changed its state")
+        made.readers[name].reading = TimedValue(five_years(name, AS_OF), AS_OF, own)
+    text = parsed(client.get("/").text).text
+    assert "Kafka does not answer to 26 streams" in text and text.count("does not answer") == 1
     found = parsed(client.get("/?name=c_0&wrong=on").text)
     assert len(found.all("tr")) == 1 + 9 and "9 shown" in found.text
     assert parsed(client.get("/?name=<b>").text).all("b") == []
