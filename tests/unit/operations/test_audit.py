@@ -4,7 +4,7 @@ passes."""
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -33,6 +33,7 @@ from proofs import (
 from pydantic import SecretStr
 
 from anabranch.cli.render.hours import audit_text
+from anabranch.common.logs import Progress
 from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.manifests import files_of
@@ -40,8 +41,8 @@ from anabranch.kafka.batches import CODES, spans
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
+from anabranch.operations.audit import LOG, _read, clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit import audit as count_again
-from anabranch.operations.audit import clip_to_log, kafka_unavailable_reason
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import FileCounts, OffsetCounts, recount
 from anabranch.protocol import acts
@@ -457,6 +458,19 @@ def test_the_part_of_a_cut_that_is_in_kafka() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
     assert clip_to_log(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
     assert clip_to_log(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+
+
+def test_offsets_that_retention_deletes_meanwhile_are_not_compared() -> None:
+    starts = iter(({0: 3, 1: 0}, {0: 6, 1: 5}))
+    asked = SimpleNamespace(
+        log_starts=lambda topic: next(starts), stable_ends=lambda topic: {0: 9, 1: 5},
+        classify=lambda topic, p, start, end: np.arange(start, end, dtype=np.uint8),
+    )  # fmt: skip
+    of = SimpleNamespace(kafka=asked)
+    cut = Cut("t", {0: (4, 10), 1: (0, 5)})
+    codes, there = _read(of, Topic("events", "t", (0, 1)), cut, Progress(LOG, "audit", "hours"))
+    assert there == {0: (6, 9)}
+    assert {p: found.tolist() for p, found in codes.items()} == {0: [6, 7, 8]}
 
 
 def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:

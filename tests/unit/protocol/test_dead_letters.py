@@ -405,6 +405,10 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
             restate=True, accept=False, why="the dead letters of revision 1 were lost"
         )
     }
+    # A lost file is another reason, of accepted hours alone.
+    gone = {FIRST: "file f is gone", SECOND: "file g is gone"}
+    lost = stream_run.with_losses(job, lake.state(), gone)
+    assert {hour: order.why for hour, order in lost.items()} == {FIRST: "file f is gone"}
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
     lake.ledger.record([refused])
     assert stream_run.with_losses(job, lake.state(), {}) == {}, "tried once"
