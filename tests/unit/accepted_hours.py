@@ -25,8 +25,7 @@ def cut(hour: str) -> Cut:
 
 
 def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
-    """Four sealed hours, of which the speed layer has ten offsets each; in the bucket `lake` of
-    `s3`."""
+    """Four sealed hours, with ten offsets of the speed layer each; in bucket `lake` of `s3`."""
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
     one = new_lake(folder, timeline=timeline, s3=s3)
     rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
@@ -45,23 +44,15 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
         hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour)
     )
     publish = lake.accept(
-        staged,
-        hour,
-        Accepted(revision, cut(hour)),
-        state,
+        staged, hour, Accepted(revision, cut(hour)), state,
         decisions=(replace(decided, served="batch"),),
-        timeline=replace(
-            state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}
-        ),
-    )
+        timeline=replace(state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}),
+    )  # fmt: skip
     if state.overrides.get(hour) == "speed":
-        batch = replace(
-            publish.changes[0],
-            properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))}),
-        )
-        publish = replace(
-            publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),)
-        )
+        properties = accepted_properties(state, {hour: Accepted(revision, cut(hour))})
+        changes = (replace(publish.changes[0], properties=properties), Change("main"))
+        by_speed = replace(decided, served="speed")
+        publish = replace(publish, changes=changes, decisions=(by_speed,))
     lake.land(publish, state)
     if record:
         lake.ledger.record_waiting(lake.state())

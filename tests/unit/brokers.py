@@ -1,5 +1,4 @@
-"""A topic in memory that answers as the Kafka adapter does, with a hook for what others do between
-two questions."""
+"""A topic in memory that answers as the Kafka adapter does, with a hook between two questions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,23 +51,16 @@ class Broker:
         return {p: len(self.log[p]) + self.undecided for p in topic.partitions}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        millis = int(when.timestamp() * 1000)
-        return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(self.decided(p)) if ts >= millis), None)
-            for p in topic.partitions
-        }
+        return self._first(dict.fromkeys(topic.partitions, int(when.timestamp() * 1000)))
 
     def first_later(self, topic: Topic, records: dict[int, Stamped]) -> dict[int, Stamped | None]:
+        return self._first({p: record.timestamp_ms + 1 for p, record in records.items()})
+
+    def _first(self, times: dict[int, int]) -> dict[int, Stamped | None]:
+        """The first record of each partition that is stamped at or after a time."""
         return {
-            p: next(
-                (
-                    Stamped(o, ts)
-                    for o, ts in enumerate(self.decided(p))
-                    if ts > record.timestamp_ms
-                ),
-                None,
-            )
-            for p, record in records.items()
+            p: next((Stamped(o, ts) for o, ts in enumerate(self.decided(p)) if ts >= at), None)
+            for p, at in times.items()
         }
 
     def stamps_from(

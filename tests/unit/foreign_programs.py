@@ -21,28 +21,22 @@ from anabranch.iceberg.snapshot_writer import SnapshotWriter
 
 def commit(lake: StreamLake, *updates: TableUpdate, name: str | None = None) -> None:
     table = lake.lake.load(name or lake.name)
-    lake.lake.catalog.commit_table(
-        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), updates
-    )
+    whole = (AssertTableUUID(uuid=table.metadata.table_uuid),)
+    lake.lake.catalog.commit_table(table, whole, updates)
 
 
 def rewrite(
     lake: StreamLake, branch: str, rows: Iterable[Row] | None = None, **change: bool
 ) -> int:
-    """Another program puts one file for each hour in the place of all of a branch's; returns the
-    snapshot. `rows`: not those that are there."""
+    """Another program replaces a branch's files by one per hour; returns the snapshot."""
     new = write_alone(lake, lake.rows(branch) if rows is None else list(rows))
     table = lake.table()
-    old = [
-        f for of_hour in manifests.files_by_hour(table, branch).values() for f in of_hour.values()
-    ]
+    by_hour = manifests.files_by_hour(table, branch).values()
+    old = [f for of_hour in by_hour for f in of_hour.values()]
     writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
     made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
-    commit(
-        lake,
-        AddSnapshotUpdate(snapshot=made),
-        set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH),
-    )
+    moved = set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH)
+    commit(lake, AddSnapshotUpdate(snapshot=made), moved)
     return made.snapshot_id
 
 
@@ -54,9 +48,8 @@ def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
 
 
 def expire_all(lake: StreamLake, name: str | None = None) -> list[str]:
-    """Expire all snapshots that no branch or tag names, as `expire_snapshots(retain_last => 1,
-    older_than => now)` does. Return the files that the procedure deletes as its last step, found
-    once its commit has landed."""
+    """Expire as `expire_snapshots(retain_last => 1, older_than => now)` does. Return the files that
+    the procedure deletes as its last step, found once its commit has landed."""
     table = lake.lake.load(name or lake.name)
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     old = [s for s in table.metadata.snapshots if s.snapshot_id not in named]

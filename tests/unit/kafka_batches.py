@@ -1,5 +1,4 @@
-"""Records as Spark's Kafka source hands them to a worker, of a stream with columns of the types
-that workers read."""
+"""Records as Spark's Kafka source hands them to a worker, with columns that workers read."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

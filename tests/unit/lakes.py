@@ -1,5 +1,4 @@
-"""A real lake in a folder: SQLite catalog, `file://` warehouse, and rows staged as Spark stages
-them, without a JVM."""
+"""A real lake in a folder: SQLite, `file://`, and rows staged as by Spark, without a JVM."""
 
 import json
 import re
@@ -60,8 +59,7 @@ Row = tuple[str, int, int]
 def new_environment(
     folder: Path, s3: config.S3 | None = None, **catalog: Any
 ) -> config.Environment:
-    """A lake in a folder, or in the bucket `lake` of `s3`; `catalog` has the catalog's settings
-    beside its name and warehouse."""
+    """A lake in a folder, or bucket `lake` of `s3`; `catalog`: other settings of it."""
     settings = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
     warehouse = f"file://{folder}/warehouse" if s3 is None else "s3://lake/warehouse"
     return config.Environment(
@@ -136,8 +134,7 @@ class StreamLake:
     def stage_dead(
         self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True
     ) -> Staged:  # fmt: skip
-        """Dead letters in files of their own and one snapshot, which a branch protects unless
-        another program dropped it."""
+        """Dead letters in files and one snapshot, on a branch unless others dropped it."""
         values = [record(*row, layer=layer) for row in rows]
         return stage(self.lake, self.stream.dead_letters_table, values, wap_id, protected)
 
@@ -155,17 +152,13 @@ class StreamLake:
         state = state or self.state()
         changes = (Change("speed", staged.files), Change("main", staged.files))
         position = Position("t", state.position.offsets | offsets)
-        values = {
-            "staged": {staged.wap_id: staged.snapshot_id},
-            "timeline": state.timeline,
-        } | values
-        return Publish(staged.wap_id, changes, position=position, **values)
+        given = {"staged": {staged.wap_id: staged.snapshot_id}, "timeline": state.timeline}
+        return Publish(staged.wap_id, changes, position=position, **(given | values))
 
     def accept(
         self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any
     ) -> Publish:
-        """Return a publish of the batch layer: an hour's rows for `batch` and `main`, which replace
-        those already there."""
+        """Return a publish of the batch layer: an hour's only rows for `batch` and `main`."""
         state = state or self.state()
         changes = (
             Change(
@@ -183,9 +176,8 @@ class StreamLake:
         self, publish: Publish, state: State | None = None, lake_: Lake | None = None
     ) -> Outcome:
         state = state or self.state()
-        return (lake_ or self.lake).commit(
-            state.table, to_commit(state, publish, datetime.now(UTC))
-        )
+        commit = to_commit(state, publish, datetime.now(UTC))
+        return (lake_ or self.lake).commit(state.table, commit)
 
     def land(self, publish: Publish, state: State | None = None) -> None:
         """Publish; fails if another publish was first, or if it was refused."""
@@ -218,10 +210,8 @@ class StreamLake:
         # Others may publish at the same moment.
         for _ in range(100):
             state = load_state(own, self.name)
-            if (
-                self.publish(Publish(new_id(), (Change(branch),), state.timeline), state)
-                is Outcome.LANDED
-            ):
+            publish = Publish(new_id(), (Change(branch),), state.timeline)
+            if self.publish(publish, state) is Outcome.LANDED:
                 return
         raise AssertionError(f"expected {branch} to move, found each of 100 publishes overtaken")
 
@@ -231,8 +221,7 @@ class StreamLake:
         self.lake.catalog.commit_table(table, (), (set_ref(branch, snapshot_id, "branch"),))
 
     def foreign_commit(self, branch: str) -> int:
-        """A commit by an engine that knows nothing of ours: no property is carried forward. Returns
-        its id."""
+        """A commit by an engine that knows nothing of ours: no property is kept. Returns its id."""
         table = self.table()
         tx = Transaction(table)
         tx.update_snapshot(branch=branch).fast_append().commit()
@@ -241,9 +230,8 @@ class StreamLake:
 
     def metadata_files(self) -> set[str]:
         """The manifests and manifest lists that storage holds."""
-        return {
-            p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")
-        }
+        location = Path(urlparse(self.table().location()).path)
+        return {path.name for path in location.glob("metadata/*.avro")}
 
 
 def new_lake(
@@ -336,24 +324,20 @@ def _created(tables: tuple[NewTable, ...]) -> Path:
 
 
 def _copy(lake: Path, folder: Path) -> None:
-    """Copy a lake of SQLite and files to another folder, as if it was created there now: with its
-    own ids and times."""
+    """Copy a lake of SQLite and files to another folder, as created there: own ids and times."""
     shutil.copytree(lake, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     with closing(sqlite3.connect(folder / "catalog.db")) as catalog, catalog:
         catalog.execute("PRAGMA synchronous = OFF")
         for place in ("metadata_location", "previous_metadata_location"):
-            catalog.execute(
-                f"UPDATE iceberg_tables SET {place} = replace({place}, ?, ?)",
-                (str(lake), str(folder)),
-            )
+            statement = f"UPDATE iceberg_tables SET {place} = replace({place}, ?, ?)"
+            catalog.execute(statement, (str(lake), str(folder)))
     ids: dict[str, str] = {}
     now = int(datetime.now(UTC).timestamp() * 1000)
     for file in folder.glob("warehouse/**/*.metadata.json"):
         text = file.read_text(encoding="utf-8")
         own = json.loads(text)["table-uuid"]
-        text = text.replace(str(lake), str(folder)).replace(
-            own, ids.setdefault(own, str(uuid.uuid4()))
-        )
+        new = ids.setdefault(own, str(uuid.uuid4()))
+        text = text.replace(str(lake), str(folder)).replace(own, new)
         file.write_text(_TIME.sub(rf"\g<1>{now}", text), encoding="utf-8")
 
 
@@ -397,9 +381,8 @@ def stage(
     if protected:
         [made] = [u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)]
         updates.append(set_ref(staged_ref(wap_id), made, SnapshotRefType.BRANCH))
-    lake_.catalog.commit_table(
-        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(updates)
-    )
+    whole = (AssertTableUUID(uuid=table.metadata.table_uuid),)
+    lake_.catalog.commit_table(table, whole, tuple(updates))
     staged = find_staged(lake_.load(name), wap_id)
     assert staged is not None
     return staged
@@ -413,9 +396,7 @@ def content(lake_: Lake, name: str, branch: str = "main") -> pa.Table:
 
 def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
     records = content(lake_, name, branch).to_pylist()
-    return sorted(
-        (row["ingest_hour"], row["kafka_partition"], row["kafka_offset"]) for row in records
-    )
+    return sorted((r["ingest_hour"], r["kafka_partition"], r["kafka_offset"]) for r in records)
 
 
 def waiting(state: State, branch: str, key: str) -> list[str]:

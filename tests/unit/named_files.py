@@ -1,5 +1,4 @@
-"""Data files that are only named: what a commit does with thousands of files needs none of their
-bytes."""
+"""Data files that are only named: commits of thousands of files need none of their bytes."""
 
 import uuid
 from datetime import date, timedelta
@@ -18,21 +17,16 @@ _EPOCH = date(1970, 1, 1)
 
 
 def named_files(lake: StreamLake, hour: str, count: int, dates: int = 1) -> tuple[DataFile, ...]:
-    """`count` files of an hour for each of so many event dates, with the statistics that Spark
-    writes."""
-    location = lake.table().location()
-    return tuple(
-        named_file(location, hour, start_of(hour).date() - timedelta(days=back))
-        for back in range(dates)
-        for _ in range(count)
-    )
+    """`count` files of an hour for each of so many event dates, with statistics like Spark's."""
+    location, days = lake.table().location(), [*range(dates)] * count
+    newest = start_of(hour).date()
+    return tuple(named_file(location, hour, newest - timedelta(days=back)) for back in sorted(days))
 
 
 def named_file(
     location: str, hour: str, day: date, bounds_of_view: dict[int, bytes] | None = None
 ) -> DataFile:
-    """A file of an hour and an event date, below a table's location; with `bounds_of_view`, a file
-    of a view's partials of the hour."""
+    """A file of an hour and date below a table's location; or a view's partials of the hour."""
     days = (day - _EPOCH).days
     small, large = (1).to_bytes(4, "little"), (1).to_bytes(8, "little")
     bounds = {1: b"0123456789abcdef", 2: small, 3: small, 4: large, 5: large, 6: hour.encode()}
@@ -42,27 +36,19 @@ def named_file(
         content=DataFileContent.DATA,
         file_path=f"{location}/data/event_date={day}/ingest_hour={hour}/{uuid.uuid4().hex}-00001.parquet",
         file_format=FileFormat.PARQUET,
-        partition=Record(hour) if bounds_of_view else Record(days, hour),
-        record_count=ROWS,
-        file_size_in_bytes=ROWS * 60,
-        column_sizes=dict.fromkeys(range(1, 8), 1000),
+        partition=Record(hour) if bounds_of_view else Record(days, hour), record_count=ROWS,
+        file_size_in_bytes=ROWS * 60, column_sizes=dict.fromkeys(range(1, 8), 1000),
         value_counts=dict.fromkeys(range(1, 8), ROWS),
-        null_value_counts=dict.fromkeys(range(1, 8), 0),
-        nan_value_counts={},
-        lower_bounds=dict(bounds),
-        upper_bounds=dict(bounds),
-        key_metadata=None,
-        split_offsets=[4],
-        equality_ids=None,
-        sort_order_id=None,
-    )
+        null_value_counts=dict.fromkeys(range(1, 8), 0), nan_value_counts={},
+        lower_bounds=dict(bounds), upper_bounds=dict(bounds), key_metadata=None, split_offsets=[4],
+        equality_ids=None, sort_order_id=None,
+    )  # fmt: skip
     made.spec_id = 0
     return made
 
 
 def publish_files(lake: StreamLake, hour: str, files: tuple[DataFile, ...]) -> None:
-    """A micro-batch of the speed layer, as far as its files go: to `speed` and `main` in one
-    commit."""
+    """A micro-batch of the speed layer: files to `speed` and `main` in one commit."""
     table = lake.table()
     changes = (Change("speed", files), Change("main", files))
     assert lake.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED

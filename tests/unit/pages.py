@@ -29,8 +29,7 @@ _VOID = {"meta", "link", "input", "br"}
 
 @dataclass
 class Parsed(HTMLParser):
-    """The parts of a page: its text, its elements by tag with their attributes, and wrongly closed
-    tags."""
+    """A page's text, its elements by tag with attributes, and wrongly closed tags."""
 
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -78,29 +77,22 @@ def new_page(*jobs: Job, now: Callable[[], datetime] = utc_now) -> Page:
 
 
 def stand_still(lake: Lake) -> None:
-    """Compare the lake's clock with no monotonic one: a test's time stands still, however long the
-    test takes."""
+    """Compare the lake's clock with no monotonic one: the test's time stands still."""
     lake.__dict__["clock"] = Clock(None, elapsed=lambda: 0.0)
 
 
 def folder_of(*jobs: Job, **broken: AnabranchError) -> Any:
     """A folder of these streams, and of streams with an invalid file."""
-    return SimpleNamespace(
-        jobs=lambda: {job.stream.name: job for job in jobs} | broken, groups={}, families={}
-    )
+    by_name = {job.stream.name: job for job in jobs} | broken
+    return SimpleNamespace(jobs=lambda: by_name, groups={}, families={})
 
 
 def browser(page: Page, host: str = "localhost") -> TestClient:
-    """Return a client of the page without the page's own threads: it does not run the page's
-    start."""
+    """Return a client of the page without its threads: it does not run the page's start."""
     from starlette.testclient import TestClient
 
-    return TestClient(
-        page.app(HOSTS),
-        base_url=f"http://{host}",
-        follow_redirects=False,
-        raise_server_exceptions=False,
-    )
+    how: Any = {"follow_redirects": False, "raise_server_exceptions": False}
+    return TestClient(page.app(HOSTS), base_url=f"http://{host}", **how)
 
 
 def five_years(name: str, as_of: datetime, **changes: Any) -> Readings:
@@ -108,56 +100,40 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> Readings:
     running = hour_of(as_of)
     accepted = shift(running, -1)
     given: dict[str, Any] = {
-        "stream": name,
-        "topic": name,
-        "topic_id": "z8XKj-3aS8unzq2Q1f17iA",
-        "topic_recreated": False,
-        "position": {0: 5_000_000, 1: 4_900_000},
-        "position_since": as_of - timedelta(seconds=2),
-        "late": None,
+        "stream": name, "topic": name, "topic_id": "z8XKj-3aS8unzq2Q1f17iA",
+        "topic_recreated": False, "position": {0: 5_000_000, 1: 4_900_000},
+        "position_since": as_of - timedelta(seconds=2), "late": None,
         "lag": Lag(180, {0: 100, 1: 80}),
         "last_publish": dict.fromkeys(("speed", "batch", "main"), as_of - timedelta(seconds=2)),
-        "first_hour": shift(running, -5 * 365 * 24),
-        "open_hour": running,
-        "newest_accepted": accepted,
-        "accepted_at": None,
-        "waiting_since": as_of - timedelta(seconds=2),
-        "complete_through": accepted,
-        "to_seal": [],
-        "backlog": [],
-        "refused": [],
+        "first_hour": shift(running, -5 * 365 * 24), "open_hour": running,
+        "newest_accepted": accepted, "accepted_at": None,
+        "waiting_since": as_of - timedelta(seconds=2), "complete_through": accepted, "to_seal": [],
+        "backlog": [], "refused": [],
         "hours": dict.fromkeys(hours_between(shift(running, -48), running), "batch"),
-        "unexplained": {},
-        "dead_letters": 4711,
-        "lost": {},
-    }
+        "unexplained": {}, "dead_letters": 4711, "lost": {},
+    }  # fmt: skip
     status = StreamStatus(**(given | changes))
     return Readings(as_of, status, maintenance=maintained(name, as_of))
 
 
 def maintained(name: str, as_of: datetime) -> Maintenance:
-    """Eight nights of maintenance, the first of which could not list the bucket; two days of hours
-    wait for batch."""
+    """Eight nights of maintenance, the first without listing; two days wait for batch."""
     runs = []
     for back in range(8):
         ended = as_of.replace(hour=2, minute=41, second=7 + back) - timedelta(days=back)
-        of_rows = MaintainedTable(
-            96 + back, 0, Size(3 * back, 4_400_000 * back), Size(211, 23_000_000)
-        )
+        sizes = (Size(3 * back, 4_400_000 * back), Size(211, 23_000_000))
+        of_rows = MaintainedTable(96 + back, 0, *sizes)
         did = {f"games.{name}": of_rows, f"games.{name}_hours": MaintainedTable(3, 31)}
-        failed = (
-            {"orphans": "list s3://lake/games: expected an answer, found none"} if back == 7 else {}
-        )
+        away = {"orphans": "list s3://lake/games: expected an answer, found none"}
+        failed = away if back == 7 else {}
         runs.append(MaintenanceRun(ended - timedelta(seconds=42), ended, 24, did, failed))
     tables = {
         f"games.{name}": TableGrowth(412_331, 131, 169, 318, 61_204, 9_812_004_117, 31),
         f"games.{name}_dead_letters": TableGrowth(120_554, 104, 0, 41, 988, 4711, 4),
         f"games.{name}_hours": TableGrowth(24_871, 22, 0, 3, 24, 87_601, 2),
     }
-    files = {
-        hour: 31 - i
-        for i, hour in enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
-    }
+    hours = enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
+    files = {hour: 31 - i for i, hour in hours}
     return Maintenance(runs, tables, files)
 
 

@@ -90,16 +90,11 @@ class People:
         self.lake.land(self.lake.speed(staged, {0: end}, **letters))
 
     def _accept(self, letters: Letters) -> None:
-        staged, dead = (
-            self._rows([(FIRST, o) for o in range(4)]),
-            self._dead(letters, "batch") if letters else None,
-        )
+        staged = self._rows([(FIRST, o) for o in range(4)])
+        dead = self._dead(letters, "batch") if letters else None
         state = self.lake.state()
-        waiting = (
-            state.dead_letters
-            if dead is None
-            else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
-        )
+        new = (waiting_batch(dead, FIRST, 1, NOW),) if dead is not None else ()
+        waiting = (*state.dead_letters, *new)
         partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
         account = HourAccount(
             offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1},
@@ -113,8 +108,7 @@ class People:
         self.lake.land(accepted, state)
 
     def _archive(self) -> None:
-        """The archive of the hour, in two files: a row's name is escaped in its record, and a
-        duplicate has no row."""
+        """The hour's archive in two files: a name is escaped there; a duplicate has no row."""
         self.set_properties(self.lake.add_archive())
         self.archive(range(4), ARCHIVED)
         self.archive(range(4, 8), ARCHIVED)
@@ -157,7 +151,6 @@ class People:
 
 def job_of(environment: config.Environment, lake: Lake, records: int = 12) -> Job:
     """A job with the key of erasures, and a log of so many records."""
-    keyed = environment.model_copy(
-        update={"erasure": ErasureKeys(key=(SecretStr("a key of unit tests"),))}
-    )
+    keys = ErasureKeys(key=(SecretStr("a key of unit tests"),))
+    keyed = environment.model_copy(update={"erasure": keys})
     return Job(keyed, new_stream(), lake, Broker(log={0: [0] * records}).adapter)

@@ -1,5 +1,4 @@
-"""An hour of a real lake in a folder, accepted as the batch layer does it, and hands that spoil
-it."""
+"""An hour of a real lake, accepted as by the batch layer, and hands that spoil it."""
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime

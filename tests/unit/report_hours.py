@@ -18,15 +18,11 @@ from anabranch.protocol.state import Accepted
 LATER = NOW + timedelta(minutes=30)
 
 _FAILED = {
-    "type": "expect_column_values_to_not_be_null",
-    "kwargs": {"column": "n"},
-    "severity": "critical",
-    "observed": [None],
-    "unexpected_count": 1,
-    "element_count": 4,
+    "type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"},
+    "severity": "critical", "observed": [None], "unexpected_count": 1, "element_count": 4,
     "rows": [{"partition": 0, "offset": 4, "values": {"n": None}}],
     "message": "n: expected to not be null, found 1 of 4 rows otherwise",
-}
+}  # fmt: skip
 _QUALITY = {
     "passed": False,
     "failed": [_FAILED],
@@ -80,12 +76,8 @@ def kafka() -> Any:
 
 def sealed(one: StreamLake) -> None:
     record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, "a", served="speed"))
-    record(
-        one,
-        decide(
-            NEXT, "sealed", 0, CUT, NOW, "b", served="speed", reason="sealed by adopting topic id t"
-        ),
-    )
+    why = "sealed by adopting topic id t"
+    record(one, decide(NEXT, "sealed", 0, CUT, NOW, "b", served="speed", reason=why))
 
 
 def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts: Any) -> None:
@@ -95,36 +87,28 @@ def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts
 
 
 def a_full_hour(one: StreamLake) -> None:
-    """Every column has a value; a restatement is refused; another decision still waits on its
-    branch."""
+    """Every column has a value; a restatement is refused; another decision waits."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)]
     read(one, [*before, *speed], {0: 10})
     accept(one, HOUR, BEFORE, before, snapshot_id=5, sources={"kafka": 4})
-    record(
-        one,
-        decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="quality: no", **ACCOUNT),
-    )
+    refused = {"served": "speed", "reason": "quality: no"} | ACCOUNT
+    record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", **refused))
     rows = [event(0, 4), event(0, 7, n=2), event(0, 9)]
     accepted(one, rows, 1, snapshot_id=6, reason="accepted by choice: yes", **ACCOUNT)
     bury(one, [(NEXT, 0, 6)])
     more = {"good": 2, "gap": 2, "gaps": {"control": 1, "aborted": 1}, "sources": {"kafka": 4}}
     accepted(one, rows[:2], 2, **(ACCOUNT | more))
-    record(
-        one,
-        decide(
-            NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT
-        ),
-    )
+    refused = {"served": "batch", "reason": "quality: again"} | ACCOUNT
+    record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", **refused))
     acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     one.change(Change("main"), decisions=(waits,))
 
 
 def an_old_hour(one: StreamLake) -> None:
-    """An hour that is accepted with differences and without expectations, and one that is refused
-    and partly lost."""
+    """An hour accepted with differences and no expectations, one refused and partly lost."""
     sealed(one)
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 7})
     old = {
@@ -139,14 +123,12 @@ def an_old_hour(one: StreamLake) -> None:
 
 
 def an_expired_hour(one: StreamLake) -> None:
-    """The rows of the older of two accepted hours have expired, and an operator holds the newer
-    one."""
+    """Two accepted hours: the older has expired, and an operator holds the newer."""
     a_full_hour(one)
     state = one.state()
     speed_hours = content_by_hour(state.table, "speed")
-    publish = plan_expire(
-        state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER
-    )
+    why = "kept for 2 days (keep.rows)"
+    publish = plan_expire(state, [HOUR], speed_hours, {HOUR: 1}, why, "gone", LATER)
     one.land(publish, state)
     hold(one.publisher, NEXT, NEXT, "case 7")
 

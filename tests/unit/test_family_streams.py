@@ -19,8 +19,7 @@ from serving_layer.reader import open_reader
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A family with the table of one topic, a table of another program's stream beside it, and no
-    Kafka."""
+    """A family with a table of one topic, a table of another program's stream, no Kafka."""
     monkeypatch.setattr(family_streams, "KAFKA_S", 0.5)
     (tmp_path / "streams").mkdir()
     new_lake(tmp_path, name="app_orders")
@@ -29,22 +28,17 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}", "schema": DDL,
         "key": "id",
     }  # fmt: skip
-    _write(tmp_path / "streams" / "app.yaml", **family)
+    (tmp_path / "streams" / "app.yaml").write_text(yaml.safe_dump(family))
     write_environment(tmp_path)
     return tmp_path
-
-
-def _write(path: Path, **values: Any) -> None:
-    path.write_text(yaml.safe_dump(values))
 
 
 def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -> None:
     families = FamilyStreams(config.load_environment(conf), conf)
     members = families.members()
     families.close()
-    assert {name: (member.topic, member.is_gone) for name, member in members.items()} == {
-        "app_orders": ("app_orders", False)
-    }
+    found = {name: (member.topic, member.is_gone) for name, member in members.items()}
+    assert found == {"app_orders": ("app_orders", False)}
     [error] = families.unanswered
     assert "list the topics of families" in str(error)
 
@@ -55,13 +49,13 @@ def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
     file = conf / "streams" / "app.yaml"
     right = file.read_text()
     file.write_text(right.replace("key: id", "key: missing"))
-    wait_for(
-        lambda: families.members() is not before and list(families.broken) == ["app"],
-        "the mistake to be read",
-    )
-    assert {name: member.topic for name, member in families.members().items()} == {
-        "app_orders": "app_orders"
-    }
+
+    def is_read() -> bool:
+        return families.members() is not before and list(families.broken) == ["app"]
+
+    wait_for(is_read, "the mistake to be read")
+    topics = {name: member.topic for name, member in families.members().items()}
+    assert topics == {"app_orders": "app_orders"}
     file.write_text(right.replace("app_(.*)", "other_(.*)"))
     wait_for(lambda: not families.members(), "the file that matches no topic to be read")
     assert families.broken == {}
@@ -73,12 +67,13 @@ def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
     assert list(families.members()) == ["app_orders"]
     file = conf / "streams" / "app.yaml"
     right = file.read_text()
+
+    def is_kept() -> bool:
+        return list(families.members()) == ["app_orders"] and list(families.broken) == ["app"]
+
     for empty in ("", "# later\n", right.replace("topics:", "topic:")):
         file.write_text(empty)
-        wait_for(
-            lambda: families.members() and list(families.broken) == ["app"],
-            "the empty file to be read",
-        )
+        wait_for(is_kept, "the empty file to be read")
         assert "app.yaml" in str(families.broken["app"])
         assert list(families.members()) == ["app_orders"]
         file.write_text(right)
@@ -126,10 +121,8 @@ def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) ->
     with pytest.raises(Transient, match="list the topics of families"):
         family_streams.select_streams(environment, conf, every=True)
     unanswered: list[Any] = []
-    assert list(
-        family_streams.select_streams(environment, conf, every=True, unanswered=unanswered)
-    ) == ["app_orders"]
-    assert len(unanswered) == 1
+    found = family_streams.select_streams(environment, conf, every=True, unanswered=unanswered)
+    assert (list(found), len(unanswered)) == (["app_orders"], 1)
     # One that has its table is known without Kafka; of another name Kafka may know.
     assert family_streams.load_stream(environment, "app_orders", conf).table == "games.app_orders"
     with pytest.raises(Transient):
@@ -152,26 +145,23 @@ def test_an_unreadable_table_stops_no_other(conf: Path, caplog: pytest.LogCaptur
     assert [job.stream.name for job in jobs] == ["app_orders"]
     assert list(errors) == ["games.app_broken"]
     said = str(errors["games.app_broken"])
-    assert said.startswith(
-        f"{conf}/streams/app.yaml: table games.app_broken may belong to a stream of this family: "
-    )
+    why = "table games.app_broken may belong to a stream of this family: "
+    assert said.startswith(f"{conf}/streams/app.yaml: {why}")
     assert "expected the metadata file that the catalog names" in said
     assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
     assert "table games.app_broken may belong to a stream" in caplog.text
     families = FamilyStreams(config.load_environment(conf), conf)
     members = families.members()
     families.close()
-    assert {name: isinstance(member.found, config.Stream) for name, member in members.items()} == {
-        "app_orders": True,
-        "games.app_broken": False,
-    }
+    loads = {name: isinstance(member.found, config.Stream) for name, member in members.items()}
+    assert loads == {"app_orders": True, "games.app_broken": False}
 
 
 def test_a_table_beside_a_members_table_is_reported_as_no_stream(conf: Path) -> None:
     file = conf / "streams" / "app.yaml"
     views = {"totals": {"window": "1 hour", "aggregates": {"records": "count"}}}
     own = {"schema": f"{DDL}, at TIMESTAMP", "event_time": {"column": "at"}, "views": views}
-    _write(file, **yaml.safe_load(file.read_text()) | own)
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | own))
     for name in ("app_orders_archive", "app_orders_totals_partials", "app_orders_others_partials"):
         location = new_lake(conf, name=name).table().metadata_location
         Path(location.removeprefix("file://")).unlink()
