@@ -15,17 +15,12 @@ from anabranch.spark.jars import Jars
 def test_the_services_of_a_home_that_never_ran_are_stopped(tmp_path: Path) -> None:
     home = tmp_path / "home"
     states = services.status(services.Home(home))
-    assert [(s.service, s.state, s.pid) for s in states] == [
-        ("kafka", "stopped", None),
-        ("s3", "stopped", None),
-    ]
-    assert not home.exists()
-
-
-def test_down_is_fine_when_nothing_runs(tmp_path: Path) -> None:
-    answer = said("dev", "down", "--home", str(tmp_path / "home"), "--output", "json")
+    stopped = [("kafka", "stopped", None), ("s3", "stopped", None)]
+    assert [(s.service, s.state, s.pid) for s in states] == stopped
+    # Down is fine when nothing runs.
+    answer = said("dev", "down", "--home", str(home), "--output", "json")
     assert json.loads(answer) == {"stopped": [], "wiped": False}
-    assert not (tmp_path / "home").exists()
+    assert not home.exists()
 
 
 def test_down_wipe_removes_our_data_and_nothing_else(tmp_path: Path) -> None:

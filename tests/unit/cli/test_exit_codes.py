@@ -1,5 +1,4 @@
-"""Exit codes of commands and jobs: an unexpected error has its own exit code and is never mistaken
-for a refusal."""
+"""Exit codes of commands and jobs: that of an unexpected error is never that of a refusal."""
 
 import errno
 import json
@@ -8,7 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,6 @@ from anabranch.common.errors import (
     Transient,
     Unexplained,
 )
-from anabranch.common.retry import Retry
 from anabranch.spark.submit import submit
 from batch_layer.job import exit_code
 from batch_layer.rebuild import Result
@@ -68,9 +67,7 @@ def test_a_job_ends_with_the_exit_code_of_its_error(error: Exception, code: int)
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_command_ends_with_the_exit_code_of_its_error(
-    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commands_exit_code(error: Exception, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise error
 
@@ -84,31 +81,14 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
 
 def test_a_file_of_acknowledgements_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     file = tmp_path / "missing" / "acks.jsonl"
-    result = CliRunner().invoke(
-        cli.main, ["dev", "produce", "game_events", "--events", "1", "--acks", str(file)]
-    )
+    command = ["dev", "produce", "game_events", "--events", "1", "--acks", str(file)]
+    result = CliRunner().invoke(cli.main, command)
     assert result.exit_code == 2
     assert "--acks" in result.stderr and f"'{file}': No such file or directory" in result.stderr
 
 
-def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
-    """Our errors in a job's steps pass through every wrapper unchanged."""
-    from datetime import timedelta
-    from threading import Event
-
-    refused = Refused("no")
-
-    def refuses() -> None:
-        raise refused
-
-    with pytest.raises(Refused) as raised:
-        Retry(timedelta(seconds=1), Event()).call("stream s", refuses)
-    assert raised.value is refused
-
-
 def test_no_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became
-    it."""
+    """The hazard: spark-submit ends with 1 there, and so would the command that became it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="expected JAVA_HOME or a java") as raised:
@@ -148,44 +128,44 @@ def test_a_broken_install_is_no_refusal(tmp_path: Path, library: str, begin: lis
     ("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)]
 )
 def test_a_command_that_ends_at_once_has_written_all_of_its_output(end: str, code: int) -> None:
-    program = f"""
-import logging, sys
-from anabranch import cli
-from anabranch.common.errors import Transient
-
-@cli.main.command()
-def speak():
+    body = f"""
     logging.basicConfig(stream=sys.stderr)
     sys.stdout.write("out" * 100_000)
     sys.stdout.write("end")
     logging.warning("err" * 100_000)
     {end}
-
-cli.run()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, "speak"],
-        env=_buffered(), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == code
-    assert done.stdout == "out" * 100_000 + "end"
-    assert "err" * 100_000 in done.stderr
+    with speaking(body) as done:
+        out, err = done.communicate(timeout=120)
+    assert (done.returncode, out) == (code, b"out" * 100_000 + b"end")
+    assert b"err" * 100_000 in err
 
 
-def test_a_command_whose_reader_left_prints_no_error_and_fails() -> None:
-    program = """
+@contextmanager
+def speaking(body: str, *shell: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command with this body in a process of its own, or in one of a shell."""
+    program = f"""
+import logging, sys
 from anabranch import cli
+from anabranch.common.errors import Transient
+from anabranch.common.output import print_json
 
 @cli.main.command()
 def speak():
-    print("a row")
+{body}
 
 cli.run()
 """
-    command = [sys.executable, "-c", program, "speak"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        command, env=_buffered(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as left:
+        [*shell, sys.executable, "-c", program, "speak"],
+        env=buffered | env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        yield process
+
+
+def test_a_command_whose_reader_left_prints_no_error_and_fails() -> None:
+    with speaking('    print("a row")') as left:
         assert left.stdout is not None and left.stderr is not None
         left.stdout.close()
         assert left.stderr.read() == b""
@@ -194,47 +174,27 @@ cli.run()
 
 def test_a_command_without_streams_prints_into_no_file(tmp_path: Path) -> None:
     """The hazard: the catalog's file gets the number of a stream that a scheduler closed."""
-    program = f"""
-from anabranch import cli
-
-@cli.main.command()
-def speak():
+    body = f"""
     with open({str(tmp_path / "file")!r}, "w") as file:
         print("a row", flush=True)
         raise SystemExit(file.fileno() <= 2)
-
-cli.run()
 """
-    speak = [sys.executable, "-c", program, "speak"]
-    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *speak]
-    assert subprocess.run(closed, cwd=ROOT, timeout=120, check=False).returncode == 0
+    with speaking(body, "sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-') as closed:
+        assert closed.wait(120) == 0
     assert (tmp_path / "file").read_text() == ""
 
 
 def test_output_in_another_encoding_is_escaped_and_json_stays_json() -> None:
-    program = """
-from anabranch import cli
-from anabranch.common.output import print_json
-
-@cli.main.command()
-def speak():
-    print("\\u2713")
-    print_json({"a": "\\u2713\\U0001f600"})
-
-cli.run()
+    body = r"""
+    print("\u2713")
+    print_json({"a": "\u2713\U0001f600"})
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, "speak"], env=_buffered() | {"PYTHONIOENCODING": "latin-1"},
-        cwd=ROOT, capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    text, _, shown = done.stdout.decode("ascii").partition("\n")
+    with speaking(body, PYTHONIOENCODING="latin-1") as done:
+        out, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    text, _, shown = out.decode("ascii").partition("\n")
     assert text == "\\u2713"
     assert json.loads(shown) == {"a": "\u2713\U0001f600"}
-
-
-def _buffered() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def test_the_command_begins_where_imports_are_looked_after() -> None:

@@ -1,5 +1,4 @@
-"""`anabranch batch` of many streams: which streams the job is given, and how their outcomes make
-one exit code."""
+"""`anabranch batch` of many streams: those that the job is given, and their one exit code."""
 
 import json
 from collections.abc import Callable
@@ -34,13 +33,13 @@ def conf(tmp_path: Path) -> Path:
     return folder
 
 
+Submitted = Callable[..., tuple[list[str], Result]]
+
+
 @pytest.fixture
-def submitted(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[list[str], Result]]:
+def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
     """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
     given: list[str] = []
-
     monkeypatch.setattr("anabranch.job.main", lambda run, arguments: given.extend(arguments))
 
     def run(*arguments: str) -> tuple[list[str], Result]:
@@ -61,10 +60,7 @@ def submitted(
     ],
 )
 def test_the_job_is_given_the_selection(
-    submitted: Callable[..., tuple[list[str], Result]],
-    conf: Path,
-    arguments: tuple[str, ...],
-    expected: list[str],
+    submitted: Submitted, conf: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
     given, done = submitted(*arguments)
     assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
@@ -72,10 +68,9 @@ def test_the_job_is_given_the_selection(
     assert given[-2:] == ["--master", "local[7]"]
 
 
-def test_reports_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
-    given, _ = submitted(
-        "--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4"
-    )
+def test_reports_read_each_stream(submitted: Submitted) -> None:
+    restated = ("--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4")
+    given, _ = submitted("--all", *restated)
     assert given[0] == "--all"
     assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
 
@@ -88,19 +83,11 @@ def test_reports_read_each_stream(submitted: Callable[..., tuple[list[str], Resu
         (("--group", "large"), "expected a stream's file with `group: large`"),
         (("a", "missing"), "missing"),
         (("a", "b", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
-        (
-            ("--group", "small", "--hour", HOUR, "--accept", "--why", "known"),
-            "--accept: expected one stream",
-        ),
-        (
-            ("a", "--hour", HOUR, "--hour", "2026-11-21T04"),
-            f"expected it once, as HOUR or A..B, found {HOUR} 2026",
-        ),
+        (("--group", "small", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
+        (("a", "--hour", HOUR, "--hour", "2026-11-21T04"), f"expected it once, as HOUR or A..B, found {HOUR} 2026"),
     ],
-)
-def test_what_names_no_work_or_that_of_too_many_is_refused(
-    submitted: Callable[..., tuple[list[str], Result]], arguments: tuple[str, ...], said: str
-) -> None:
+)  # fmt: skip
+def test_wrong_work_is_refused(submitted: Submitted, arguments: tuple[str, ...], said: str) -> None:
     given, done = submitted(*arguments)
     assert (given, done.exit_code) == ([], 2)
     assert said in done.output
@@ -139,19 +126,14 @@ CODES = {
 
 def test_the_output_names_each_hour_error_and_code(capsys: pytest.CaptureFixture[str]) -> None:
     print_outcomes(OUTCOMES, {HOUR}, "json", "to rebuild")
-    views: dict[str, Any] = {
-        view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]
-    }
+    streams = json.loads(capsys.readouterr().out)["streams"]
+    views: dict[str, Any] = {view["stream"]: view for view in streams}
     assert {name: view["exit_code"] for name, view in views.items()} == CODES
-    assert [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]] == [
-        (HOUR, "refused", "too few rows")
-    ]
+    refused = [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]]
+    assert refused == [(HOUR, "refused", "too few rows")]
     assert {name: view["error"] for name, view in views.items() if view["error"]} == {
-        "away": "Kafka did not answer",
-        "recreated": "another topic",
-        "broken": "no such key",
-        "bug": "a bug",
-    }
+        "away": "Kafka did not answer", "recreated": "another topic", "broken": "no such key", "bug": "a bug",
+    }  # fmt: skip
     print_outcomes(OUTCOMES, {HOUR}, "text", "to rebuild")
     text = capsys.readouterr().out
     for words in ("too few rows", "Kafka did not answer", "no hour to rebuild"):

@@ -1,5 +1,4 @@
-"""Reports of many streams, with real tables: what each answers, and who does not when a service
-hangs."""
+"""Reports of many streams, with real tables: answers, and no answer when a service hangs."""
 
 import json
 import socket
@@ -13,7 +12,7 @@ import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
 from conf_folders import write_environment, write_stream
-from lakes import DDL, StreamLake, new_lake
+from lakes import DDL, new_lake
 
 from anabranch.cli import main, many
 from anabranch.offsets.hours import Cut, Timeline
@@ -33,25 +32,23 @@ def silent() -> Iterator[str]:
 
 @pytest.fixture
 def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four streams with tables, of which each has accepted one hour more than the one before; Kafka
-    hangs."""
+    """Four streams with tables, each with one accepted hour more than the last; Kafka hangs."""
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
     write_environment(tmp_path, kafka={"bootstrap_servers": silent})
     for i, name in enumerate(NAMES):
         timeline = Timeline(HOURS[0], "2026-11-21T03", {0: 3}, sealed=CUTS)
         lake = new_lake(tmp_path, timeline=timeline, name=name)
         for hour in HOURS[:i]:
-            _accept(lake, hour)
+            accepted = Accepted(1, CUTS[hour])
+            lake.publish(lake.accept(lake.stage([(hour, 0, 0)]), hour, accepted))
         write_stream(tmp_path, name, schema=DDL)
     return tmp_path
 
 
-def _accept(lake: StreamLake, hour: str) -> None:
-    lake.publish(lake.accept(lake.stage([(hour, 0, 0)]), hour, Accepted(1, CUTS[hour])))
-
-
-def _write(path: Path, **values: Any) -> None:
-    path.write_text(yaml.safe_dump(values))
+def hanging(silent: str) -> dict[str, str]:
+    """The section of a catalog that hangs."""
+    uri, warehouse = f"http://{silent}", "file:///nowhere"
+    return {"name": "lake", "type": "rest", "uri": uri, "warehouse": warehouse}
 
 
 def _run(conf: Path, *arguments: str) -> tuple[Result, float]:
@@ -75,17 +72,14 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
     # Hours need no Kafka.
     done, _ = _run(conf, "hours", "--output", "json")
     assert done.exit_code == 0, done.output
-    assert [view["hours"][0]["state"] for view in json.loads(done.stdout)] == [
-        "sealed",
-        *["accepted"] * 3,
-    ]
+    states = [view["hours"][0]["state"] for view in json.loads(done.stdout)]
+    assert states == ["sealed", *["accepted"] * 3]
     done, _ = _run(conf, "hours", "s0", "s1")
     assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
 
 
 def test_many_streams_get_the_time_they_need(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: on a small or busy machine, the streams together take longer than one of them
-    may, and not one report is printed."""
+    """The hazard: on a small machine all streams together take too long, and nothing is printed."""
     open_job = many._job
 
     def slow(*given: Any) -> Any:
@@ -102,11 +96,8 @@ def test_many_streams_get_the_time_they_need(conf: Path, monkeypatch: pytest.Mon
 def test_maintenance_needs_no_kafka_audits_do(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _assert_each_names(*_run(conf, "audit", "--output", "json"), "Kafka")
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 60.0)
-    for command in (
-        ["maintain", "--all", "--dry-run"],
-        ["maintain", "--all"],
-        ["audit", "--no-kafka"],
-    ):
+    maintenance = ["maintain", "--all"]
+    for command in ([*maintenance, "--dry-run"], maintenance, ["audit", "--no-kafka"]):
         done, _ = _run(conf, *command, "--output", "json")
         assert [view["stream"] for view in json.loads(done.stdout)] == NAMES, done.output
         assert not [view for view in json.loads(done.stdout) if "error" in view], done.output
@@ -119,10 +110,8 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
     tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
-    hangs = {
-        "name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere",
-    }  # fmt: skip
-    write_environment(tmp_path, kafka={"bootstrap_servers": silent}, catalog=hangs)
+    brokers = {"bootstrap_servers": silent}
+    write_environment(tmp_path, kafka=brokers, catalog=hanging(silent))
     names = [f"t{i:02}" for i in range(50)]
     for name in names:
         write_stream(tmp_path, name, schema=DDL)
@@ -143,44 +132,28 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
     conf: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
-    hangs = {
-        "name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere",
-    }  # fmt: skip
-    _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
-    for command in (
-        ["status"],
-        ["hours"],
-        ["history"],
-        ["complete", "--event-time", "2026-11-21"],
-        ["maintain", "--all"],
-        ["audit"],
-    ):
+    settings |= {"catalog": hanging(silent)}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(settings))
+    complete = ["complete", "--event-time", "2026-11-21"]
+    others = (["status"], ["hours"], ["history"], ["maintain", "--all"], ["audit"])
+    for command in (complete, *others):
         _assert_each_names(*_run(conf, *command, "--output", "json"), "the catalog or the store")
-    # Kafka and the catalog are waited for at the same time, and what needs them is not waited for.
-    # A client's own timeout is 30 s.
+    # Kafka and the catalog are waited for at once, and only for what needs them; clients wait 30 s.
     monkeypatch.setattr("anabranch.operations.doctor._SERVICE_SECONDS", 1.0)
     for streams, names in (([], NAMES), (["s0"], ["s0"])):
         done, seconds = _run(conf, "doctor", *streams, "--output", "json")
         assert (done.exit_code, seconds < 25) == (1, True), (seconds, done.output)
-        unanswered = [
-            f["subject"] for f in json.loads(done.stdout)["findings"] if f["check"] == "no-answer"
-        ]
-        assert unanswered == [
-            "catalog",
-            *(f"{what} {name}" for name in names for what in ("kafka", "tables")),
-        ]
+        found = json.loads(done.stdout)["findings"]
+        unanswered = [f["subject"] for f in found if f["check"] == "no-answer"]
+        of_each = [f"{what} {name}" for name in names for what in ("kafka", "tables")]
+        assert unanswered == ["catalog", *of_each]
 
 
 def test_a_group_is_complete_with_its_last(conf: Path) -> None:
     done, _ = _run(conf, "complete", "s1", "s2", "s3", "--output", "json")
-    assert (done.exit_code, json.loads(done.stdout)) == (
-        0,
-        {
-            "complete_through": HOURS[0],
-            "streams": {"s1": HOURS[0], "s2": HOURS[1], "s3": HOURS[2]},
-            "errors": {},
-        },
-    )
+    streams = {"s1": HOURS[0], "s2": HOURS[1], "s3": HOURS[2]}
+    expected = {"complete_through": HOURS[0], "streams": streams, "errors": {}}
+    assert (done.exit_code, json.loads(done.stdout)) == (0, expected)
     done, _ = _run(conf, "complete")
     assert done.exit_code == 1 and "complete through: none" in done.stdout
     # A file that is wrong: the hour is not known, and the file is named.

@@ -1,5 +1,4 @@
-"""Names from files and command lines stay names: none of them leaves its place in SQL, in a path,
-or in an argument."""
+"""Names from files and command lines never leave their place in SQL, paths or arguments."""
 
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,9 @@ ENVIRONMENT: dict[str, Any] = {
     "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
 }
 COMMANDS = [
-    "apply",
-    "speed",
-    "batch",
-    "merge",
-    "hours",
-    "history",
-    "status",
-    "complete",
-    "check",
-    "erasures",
-    "adopt",
-    "maintain",
-    "audit",
-    "dead-letters",
-]
+    "apply", "speed", "batch", "merge", "hours", "history", "status", "complete", "check",
+    "erasures", "adopt", "maintain", "audit", "dead-letters",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -75,12 +62,8 @@ def test_a_stream_of_a_command_line(conf: Path, command: str, name: str) -> None
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_table_a_key_and_a_columns_name(conf: Path, name: str) -> None:
-    for values in (
-        {"table": f"games.{name}"},
-        {"table": f"{name}.events"},
-        {"key": name},
-        {"event_time": {"column": name}},
-    ):
+    tables = ({"table": f"games.{name}"}, {"table": f"{name}.events"})
+    for values in (*tables, {"key": name}, {"event_time": {"column": name}}):
         change(conf, **values)
         with pytest.raises(ConfigurationError):
             load_stream("events", conf)
@@ -109,9 +92,8 @@ def test_a_column_however_deep(conf: Path, ddl: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_catalog(conf: Path, name: str) -> None:
-    (conf / "anabranch.yaml").write_text(
-        yaml.safe_dump(ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}})
-    )
+    environment = ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     with pytest.raises(ConfigurationError):
         load_environment(conf)
 

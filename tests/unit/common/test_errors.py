@@ -1,5 +1,4 @@
-"""Errors: each says what failed, where, and what to do; found by reading every place that raises
-one."""
+"""Each error says what failed, where, and what to do; by reading every place that raises one."""
 
 import ast
 import re
@@ -50,17 +49,11 @@ def _raised() -> Iterator[tuple[str, str, str]]:
             if {"dev", "dev.py", "doctor"} & {*file.relative_to(ROOT).parts}:
                 continue
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id in _OURS
-                    and node.args
-                ):
-                    yield (
-                        f"{file.relative_to(ROOT)}:{node.lineno}",
-                        node.func.id,
-                        _text(node.args[0]),
-                    )
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                    continue
+                if node.func.id in _OURS and node.args:
+                    where = f"{file.relative_to(ROOT)}:{node.lineno}"
+                    yield where, node.func.id, _text(node.args[0])
 
 
 def faults(kind: str, text: str) -> list[str]:
@@ -104,9 +97,6 @@ def test_missing_parts_of_an_error_are_found(kind: str, text: str, lacking: list
 def test_every_error_has_the_failure_the_place_and_a_remedy() -> None:
     raised = list(_raised())
     assert len(raised) > 150, "expected to find the places that raise errors"
-    lacking = [
-        f"{at}: {kind}({text!r}) lacks {' and '.join(f)}"
-        for at, kind, text in raised
-        if (f := faults(kind, text))
-    ]
+    found = [(at, kind, text, faults(kind, text)) for at, kind, text in raised]
+    lacking = [f"{at}: {kind}({t!r}) lacks {' and '.join(f)}" for at, kind, t, f in found if f]
     assert not lacking, "\n".join(lacking)

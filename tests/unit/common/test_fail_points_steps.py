@@ -46,10 +46,8 @@ def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
 
 def test_a_step_is_armed_at_its_nth_time_only() -> None:
     armed = parse("speed.staged:2")
-    assert [
-        armed.is_now(s)
-        for s in (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)
-    ] == [False, False, True, False]
+    reached = (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)
+    assert [armed.is_now(step) for step in reached] == [False, False, True, False]
 
 
 def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +89,11 @@ finally:
 
 
 def test_a_paused_process_continues() -> None:
-    script = (
-        "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); "
-        "print('went on')"
-    )
-    environment = os.environ | {fail_points.PAUSE_AT: "seal.decided"}
+    script = "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {fail_points.PAUSE_AT: "seal.decided"},
+    )  # fmt: skip
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)

@@ -63,19 +63,14 @@ MANIFEST = {
     "delivery": "5f0c1e92", "version": 1,
 }  # fmt: skip
 AVRO = {
-    "type": "record",
-    "name": "r",
-    "namespace": "n",
+    "type": "record", "name": "r", "namespace": "n",
     "fields": [
         {"name": "a", "type": {"type": "fixed", "name": "f", "size": 4}},
         {"name": "b", "type": ["null", {"type": "enum", "name": "e", "symbols": ["x"]}]},
         {"name": "c", "type": {"type": "array", "items": {"type": "map", "values": "int"}}},
-        {
-            "name": "d",
-            "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
-        },
+        {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
     ],
-}
+}  # fmt: skip
 JSON_SCHEMA = {
     "type": "object",
     "properties": {
@@ -110,6 +105,7 @@ HOUR = "2026-11-20T13"
 CUT = Cut("t", {0: (1, 5)})
 AT = datetime(2026, 11, 20, 13, tzinfo=UTC)
 ERASURE = Erasure("i", "c", AT, AT, HOUR, "t", {0: 5}, 1, HOUR, {HOUR: 1}, False, AT, AT)
+SENT = {"hour": "h", "source": "s", "partition": 0, "offset": 1}
 HOLD = Hold(HOUR, HOUR, "u", AT, "w")
 
 
@@ -180,19 +176,14 @@ LEDGER = {
     "gaps": {"control": 1},
     "diff": {"missing": 1, "extra": 0, "changed": 0, "duplicate": 0, "unread": 0, "sample": [{}]},
     "quality": {"passed": True, "failed": [{"type": "x"}], "suite": "s"},
-    "partitions": {
-        "0": {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gaps": {"control": 1}}
-    },
+    "partitions": {"0": {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gaps": {"control": 1}}},
     "sources": {"kafka": 1},
     "run": {"began": TIME, "files": 1, "parent": "p"},
-    "unknown": {
-        "records": 1,
-        "fields": [{"name": "f", "records": 1, "first": [0, 1], "last": [0, 1]}],
-    },
+    "unknown": {"records": 1, "fields": [{"name": "f", "records": 1, "first": [0, 1], "last": [0, 1]}]},
     "act": {"name": "override", "user": "u", "host": "h", "at": TIME, "why": "w"},
     "erasure": {"id": "i", "places": [[0, 1]]},
     "imported": {"source": "s", "rows": 1},
-}
+}  # fmt: skip
 
 
 def of_ledger(column: str) -> Callable[[str], object]:
@@ -206,27 +197,15 @@ def lacks(column: str) -> Callable[[Any], bool]:
 
 DECODERS: dict[str, Decoder] = {
     **STORED,
-    **{
-        f"ledger, {name}": Decoder(of_ledger(name), good, lacks(name))
-        for name, good in LEDGER.items()
-    },
+    **{f"ledger, {name}": Decoder(of_ledger(name), good, lacks(name)) for name, good in LEDGER.items()},
     "manifest": Decoder(lambda text: Manifest.decode("path", text.encode()), MANIFEST),
     "begun": Decoder(
         lambda text: Begun.decode(text.encode()),
         {"stream": "s", "files": [FILE], "replaces": [FILE]},
         lambda found: found is None,
     ),
-    "position of the sender": Decoder(
-        SenderPosition.decode,
-        {
-            "place": "p",
-            "done": DELIVERY,
-            "at": {"hour": "h", "source": "s", "partition": 0, "offset": 1},
-        },
-    ),
-    "token": Decoder(
-        read_token, {"s": "s", "f": "h", "c": [1, "d"], "a": {"h": [1, "batch", "e"]}}
-    ),
+    "position of the sender": Decoder(SenderPosition.decode, {"place": "p", "done": DELIVERY, "at": SENT}),
+    "token": Decoder(read_token, {"s": "s", "f": "h", "c": [1, "d"], "a": {"h": [1, "batch", "e"]}}),
     "queue": Decoder(
         lambda text: read_queue({f"{TURN}id": text}),
         {"number": 1, "bound": 1.0, "what": "", "by": "", "asked_at": ""},
@@ -244,7 +223,7 @@ DECODERS: dict[str, Decoder] = {
     ),
     "Avro schema": Decoder(avro_fields, AVRO),
     "JSON Schema": Decoder(json_schema_fields, JSON_SCHEMA),
-}
+}  # fmt: skip
 REFUSED = (AnabranchError, NotAColumn)
 
 TEXTS = {

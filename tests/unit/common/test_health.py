@@ -44,9 +44,8 @@ def test_a_job_is_healthy_with_recent_progress_and_few_restarts(
 def test_a_liveness_probe_ignores_restarts_and_the_patience_can_be_chosen() -> None:
     often = HealthRecord(0, 2, progress=990, restarts=(700, 800, 900))
     assert find_fault(often, True, 1000.0, ignore_restarts=True) is None
-    assert find_fault(often, True, 1000.0, within=5, ignore_restarts=True) == (
-        "expected a publish or an idle trigger within 5 s, found none for 10 s"
-    )
+    expected = "expected a publish or an idle trigger within 5 s, found none for 10 s"
+    assert find_fault(often, True, 1000.0, within=5, ignore_restarts=True) == expected
 
 
 def test_a_start_without_a_stop_before_it_is_a_restart() -> None:

@@ -47,14 +47,10 @@ CLIENTS = [
     pytest.param(ask_registry, USER, BASIC, "registry.url", id="registry with a user"),
     pytest.param(ask_search, {}, None, "search.url", id="search"),
     pytest.param(ask_search, USER, BASIC, "search.url", id="search with a user"),
-    pytest.param(
-        ask_search, {"api_key": "key"}, "ApiKey key", "search.url", id="search with a key"
-    ),
+    pytest.param(ask_search, {"api_key": "key"}, "ApiKey key", "search.url", id="search with a key"),
     pytest.param(send_lineage, {}, None, "lineage.url", id="lineage"),
-    pytest.param(
-        send_lineage, {"api_key": "key"}, "Bearer key", "lineage.url", id="lineage with a key"
-    ),
-]
+    pytest.param(send_lineage, {"api_key": "key"}, "Bearer key", "lineage.url", id="lineage with a key"),
+]  # fmt: skip
 
 
 @contextmanager
@@ -97,8 +93,7 @@ def test_credentials_come_from_the_configuration_only(
 def test_a_redirect_is_not_followed(
     ask: Callable[..., None], keys: dict[str, str], expected: str | None, url_key: str, status: int
 ) -> None:
-    """Else another host gets the credentials, and a POST becomes a GET whose answer counts as
-    sent."""
+    """Else another host gets the credentials, and a POST becomes a GET that counts as sent."""
     with ExitStack() as stack:
         other, seen_there = stack.enter_context(server(200))
         url, seen = stack.enter_context(server(status, f"{other}/x"))

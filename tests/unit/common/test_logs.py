@@ -56,18 +56,12 @@ def test_an_event_has_its_processs_and_threads_fields(capsys: pytest.CaptureFixt
     note(attempt="nobody's")
     LOG.info("behind")
     ours = {"stream": "events", "layer": "batch"}
-    events = {
-        str(line["message"]): {
-            k: v for k, v in line.items() if k not in ("at", "level", "logger", "message")
-        }
-        for line in lines(capsys)
-    }
-    assert events == {
-        "beside": ours,
-        "inside": ours | {"hour": FIRST, "attempt": "a", "offsets": {"0": [0, 3]}, "publish": "p"},
-        "around": ours | {"hour": FIRST, "attempt": "a"},
-        "behind": ours,
-    }
+    every = ("at", "level", "logger", "message")
+    logged = [(str(line["message"]), line) for line in lines(capsys)]
+    events = {said: {k: v for k, v in line.items() if k not in every} for said, line in logged}
+    around = ours | {"hour": FIRST, "attempt": "a"}
+    inside = around | {"offsets": {"0": [0, 3]}, "publish": "p"}
+    assert events == {"beside": ours, "inside": inside, "around": around, "behind": ours}
 
 
 def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,26 +105,17 @@ SIZES = (1_000_000,) * 48
     ("units", "of", "done", "seconds", "said"),
     [
         (
-            "hours",
-            {"sizes": SIZES, "contents": "offsets"},
-            12,
-            600,
+            "hours", {"sizes": SIZES, "contents": "offsets"}, 12, 600,
             "12 of 48 hours, 12,000,000 of 48,000,000 offsets, 20,000 a second, about 0:30:00 left",
         ),
         # Refused at once, as an hour that Kafka lost.
-        (
-            "hours",
-            {"sizes": (0, 10), "contents": "offsets"},
-            1,
-            0.1,
-            "1 of 2 hours, 0 of 10 offsets, 0:00:00 so far",
-        ),
+        ("hours", {"sizes": (0, 10), "contents": "offsets"}, 1, 0.1, "1 of 2 hours, 0 of 10 offsets, 0:00:00 so far"),
         ("hours", {"total": 9}, 3, 540, "3 of 9 hours, 20 an hour, about 0:18:00 left"),
         ("hours", {"total": 9}, 3, 60, "3 of 9 hours, 3 a minute, about 0:02:00 left"),
         ("files", {"total": 4}, 4, 4, "4 of 4 files, 1 a second, about 0:00:00 left"),
         ("files", {}, 34_000, 10, "34,000 files, 3,400 a second"),
     ],
-)
+)  # fmt: skip
 def test_progress_shows_position_rate_and_remaining_time(
     clock: list[float], units: str, of: Any, done: int, seconds: float, said: str
 ) -> None:
@@ -185,13 +170,10 @@ def test_the_step_is_shown_and_logged(clock: list[float], caplog: pytest.LogCapt
     clock[0] += 60
     progress.beside("hour 4: read, 1 of 60 tasks")
     *waiting, last = caplog.messages
-    assert waiting == [
-        f"stream s: 0 of 2 hours, 0:00:{s:02} so far; hour 3: read, {s - 1} of 60 tasks"
-        for s in (2, 6, 14, 30)
-    ]
-    assert last == (
-        "stream s: 1 of 2 hours, 30 an hour, about 0:02:00 left; hour 4: read, 1 of 60 tasks"
-    )
+    so_far = "stream s: 0 of 2 hours, 0:00:{:02} so far; hour 3: read, {} of 60 tasks"
+    assert waiting == [so_far.format(s, s - 1) for s in (2, 6, 14, 30)]
+    left = "30 an hour, about 0:02:00 left"
+    assert last == f"stream s: 1 of 2 hours, {left}; hour 4: read, 1 of 60 tasks"
 
 
 def test_updates_repeat_until_the_end() -> None:

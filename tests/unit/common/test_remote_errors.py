@@ -1,5 +1,4 @@
-"""Classification of errors of other services, on the texts of real errors as their clients write
-them."""
+"""Classification of errors of other services, by real texts as their clients write them."""
 
 import errno
 import importlib
@@ -92,14 +91,14 @@ def test_the_reported_line_is_the_innermost_cause() -> None:
         "Caused by: java.net.ConnectException: Connection refused\n\tat java.base/x\n"
     )
     assert cause_line(trace) == "java.net.ConnectException: Connection refused"
-    assert (
-        cause_line(trace.partition("Caused by")[0])
-        == "org.apache.spark.SparkException: Job aborted"
-    )
+    first = "org.apache.spark.SparkException: Job aborted"
+    assert cause_line(trace.partition("Caused by")[0]) == first
     assert cause_line("") == "no message"
-    assert cause_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
-        "KafkaConnectionError: socket disconnected"
-    )
+    twice = "KafkaConnectionError: KafkaConnectionError: socket disconnected"
+    assert cause_line(twice) == "KafkaConnectionError: socket disconnected"
+    # A cause that is only a class of Java's is enough.
+    of_class = f"{trace.partition('Caused by')[0]}Caused by: java.io.EOFException\n"
+    assert one_line(RuntimeError(of_class)) == "java.io.EOFException"
 
 
 _WORKERS = """
@@ -121,86 +120,54 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last)
 @pytest.mark.parametrize(
     "error, kind",
     [
-        (
-            "OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device",
-            Transient,
-        ),
-        (
-            "OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN "
-            "during PutObject",
-            Transient,
-        ),
-        (
-            "OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation",
-            ConfigurationError,
-        ),
+        ("OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device", Transient),
+        ("OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN during PutObject", Transient),
+        ("OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation", ConfigurationError),
         ("PermissionError: [Errno 13] Failed to open local file '/lake/x'", Unexplained),
         ("AssertionError: a fault of ours", Unexplained),
     ],
-)
+)  # fmt: skip
 def test_the_error_of_a_python_worker_is_reported(error: str, kind: type[AnabranchError]) -> None:
-    for text in (
-        _WORKERS,
-        f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x",
-    ):
+    wrapped = f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x"
+    for text in (_WORKERS, wrapped):
         failure = explain("publish a micro-batch", RuntimeError(text.format(error=error)))
         assert type(failure) is kind
         assert error in str(failure) and "stack trace" not in str(failure)
         assert "Of no use" not in str(failure)
 
 
-def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:
-    trace = (
-        "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: "
-        "java.io.EOFException\n"
-    )
-    assert one_line(RuntimeError(trace)) == "java.io.EOFException"
-
-
 def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
-    text = (
-        "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: "
-        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
-        "assignment. Call: listNodes SQLSTATE: XXKST"
-    )
     cause = (
         "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
         "assignment. Call: listNodes"
     )
-    assert str(explain("publish", RuntimeError(text))) == (
-        f"publish: {cause} (transient, try again)"
-    )
+    query = "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: "
+    error = explain("publish", RuntimeError(f"{query}{cause} SQLSTATE: XXKST"))
+    assert str(error) == f"publish: {cause} (transient, try again)"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        'The column "nope" does not exist',
-        "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved",
+        # Errors that rows cause.
+        ('The column "nope" does not exist', False),
+        ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved", False),
         (
-            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage "
-            "1.0 failed 1 times, most recent failure: "
-            "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'"
+            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most "
+            "recent failure: org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'", False,
         ),
-    ],
-)
-def test_errors_that_rows_cause_are_no_service_errors(text: str) -> None:
-    assert not is_away(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        # Errors of a job that is stopped.
         (
-            "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 7 cancelled as part of "
-            "cancellation of all jobs SQLSTATE: XXKDA"
+            "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 7 cancelled as part of cancellation of all jobs "
+            "SQLSTATE: XXKDA", True,
         ),
-        "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.", True),
     ],
-)
-def test_errors_of_a_job_that_is_stopped_are_no_errors_of_rows(text: str) -> None:
-    assert is_away(text)
-    assert isinstance(explain_text("evaluate the suite s", text), Transient)
+)  # fmt: skip
+def test_errors_of_rows_are_not_those_of_a_service_or_a_stop(text: str, expected: bool) -> None:
+    assert is_away(text) is expected
+    if expected:
+        assert isinstance(explain_text("evaluate the suite s", text), Transient)
 
 
 def test_reading_files_raises_errors_of_ours() -> None:
@@ -258,8 +225,7 @@ def test_an_error_has_a_type(
 ) -> None:
     error = _of(module, name, *arguments)
     failure = explain("ask", error)
-    # A command tries once, so its next run may succeed; an error that reaches the end of the
-    # program is permanent.
+    # A command tries once, so its next run may succeed; what ends a program is permanent.
     assert (type(failure), failure.exit_code) == (kind, _EXIT_CODES[kind.__name__])
     if kind is Unexplained:
         assert "a few times only" in str(failure)
@@ -274,18 +240,14 @@ def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() 
 
 
 def test_an_analysis_that_failed_with_the_catalog_down_is_transient() -> None:
-    text = (
-        "org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: "
-        "java.net.ConnectException: no\n"
-    )
+    no = "java.net.ConnectException: no\n"
+    text = f"org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: {no}"
     assert classify_text(text) is Meaning.PASSES
 
 
 def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
-    text = (
-        "java.lang.IllegalStateException: no\n\tat java.net.Socket.connect(Socket.java:1)\n\t... "
-        "8 more\n"
-    )
+    frames = "\tat java.net.Socket.connect(Socket.java:1)\n\t... 8 more\n"
+    text = f"java.lang.IllegalStateException: no\n{frames}"
     assert classify_text(text) is Meaning.UNKNOWN
     found = classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n")
     assert found is Meaning.PASSES
@@ -300,6 +262,5 @@ def test_a_table_that_changes_while_expectations_read_it_is_no_verdict_on_the_ro
     )
     assert is_away(text)
     assert isinstance(explain_text("evaluate the suite s", text), Unexplained)
-    assert not is_away(
-        text.replace("INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "UNRESOLVED_COLUMN")
-    )
+    other = text.replace("INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "UNRESOLVED_COLUMN")
+    assert not is_away(other)

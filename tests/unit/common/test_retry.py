@@ -48,12 +48,9 @@ def _retry(limit: timedelta | None = None, pause: timedelta = QUICK) -> Retry:
     return Retry(limit, threading.Event(), pause)
 
 
-def test_an_immediate_success_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCaptureFixture) -> None:
     assert _retry().call("stream s", _failing()) == "done"
     assert not caplog.records
-
-
-def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCaptureFixture) -> None:
     away = [Transient("ask Kafka: none") for _ in range(2)]
     assert _retry().call("stream s", _failing(*away)) == "done"
     assert [re.sub(r"in [0-9.]+ s", "in P s", r.getMessage()) for r in caplog.records] == [
@@ -61,52 +58,31 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
         "stream s: try 2 failed: ask Kafka: none; try 3 in P s (no time limit)",
     ]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
+    _retry(timedelta(minutes=15)).call("stream s", _failing(Transient("away")))
+    assert re.search(r"try 2 in [0-9.]+ s \(until \d\d:\d\d:\d\d UTC\)", caplog.text)
 
 
 @pytest.mark.parametrize(
-    ("error", "service"),
+    ("message", "service"),
     [
-        (
-            Transient(
-                "ask Kafka for the end of topic events: KafkaTimeoutError (transient, try again)"
-            ),
-            "kafka",
-        ),
-        (
-            Transient(
-                "read s3://lake/warehouse/kafka/metadata.json: SlowDown (transient, try again)"
-            ),
-            "s3",
-        ),
-        (
-            Transient("load table games.events: (sqlite3.OperationalError) database is locked"),
-            "catalog",
-        ),
-        (Transient("ask the schema registry for http://registry/schemas/ids/1: none"), "registry"),
-        (
-            Transient("hour 2026-11-21T00: expected its staged snapshot, found it gone; try again"),
-            "other",
-        ),
+        ("ask Kafka for the end of topic events: KafkaTimeoutError (transient, try again)", "kafka"),
+        ("read s3://lake/warehouse/kafka/metadata.json: SlowDown (transient, try again)", "s3"),
+        ("load table games.events: (sqlite3.OperationalError) database is locked", "catalog"),
+        ("ask the schema registry for http://registry/schemas/ids/1: none", "registry"),
+        ("hour 2026-11-21T00: expected its staged snapshot, found it gone; try again", "other"),
     ],
-)
-def test_each_failure_is_counted_by_its_service(error: Transient, service: str) -> None:
-    before = TALLY.totals()
+)  # fmt: skip
+def test_each_failure_is_counted_by_its_service(message: str, service: str) -> None:
+    before, error = TALLY.totals(), Transient(message)
     assert _retry().call("stream s", _failing(error, error)) == "done"
     assert TALLY.totals() - before == {(RETRIES, service): 2}
 
 
 def test_the_class_of_a_java_exception_names_the_service() -> None:
-    cause = RuntimeError(
-        "Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)"
-    )
     error = Transient("publish a micro-batch: it may pass")
-    error.__cause__ = cause
+    cause = "Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)"
+    error.__cause__ = RuntimeError(cause)
     assert asked_service(error) == "s3"
-
-
-def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture) -> None:
-    _retry(timedelta(minutes=15)).call("stream s", _failing(Transient("away")))
-    assert re.search(r"try 2 in [0-9.]+ s \(until \d\d:\d\d:\d\d UTC\)", caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -167,22 +143,18 @@ def test_an_unexplained_error_ends_with_cause_and_code(caplog: pytest.LogCapture
         tries.append(1)
         raise KeyError("an unknown name")
 
-    with pytest.raises(
-        Unexpected, match=r"stream s: given up after 5 tries.*KeyError: 'an unknown name'"
-    ) as raised:
+    found = r"stream s: given up after 5 tries.*KeyError: 'an unknown name'"
+    with pytest.raises(Unexpected, match=found) as raised:
         _retry().call("stream s", always)
     assert (len(tries), raised.value.exit_code) == (UNEXPLAINED_TRIES, 70)
     assert "(unexplained 4 of 5, no time limit)" in caplog.text
 
 
 def test_an_outage_resets_no_count_of_unexplained_errors() -> None:
-    """The worst moment: an outage hides that the same unknown error comes back after each of its
-    pauses."""
-    errors: list[Exception] = [Unexplained("who knows"), Transient("away")] * (
-        UNEXPLAINED_TRIES + 1
-    )
+    """The worst moment: an outage hides that an unknown error comes back after each pause."""
+    pair: list[Exception] = [Unexplained("who knows"), Transient("away")]
     with pytest.raises(Unexpected, match="who knows"):
-        _retry().call("stream s", _failing(*errors))
+        _retry().call("stream s", _failing(*pair * (UNEXPLAINED_TRIES + 1)))
 
 
 def test_progress_resets_the_count_of_unexplained_errors() -> None:
@@ -215,9 +187,7 @@ def test_any_error_during_a_stop_is_transient() -> None:
 
 
 @pytest.mark.parametrize("limit", [None, timedelta(minutes=1)])
-def test_the_failure_tests_know_the_line_of_another_try(
-    caplog: pytest.LogCaptureFixture, limit: timedelta | None
-) -> None:
+def test_the_line_of_a_next_try(caplog: pytest.LogCaptureFixture, limit: timedelta | None) -> None:
     """Else what asserts that nothing was tried again could not fail."""
     action = _failing(Transient("s3: away"), Unexplained("what?"))
     Retry(limit, threading.Event(), longest_pause=QUICK).call("stream s", action)
@@ -301,20 +271,16 @@ def test_jars_are_requested_four_times(
             jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
     pauses = [2, 4, 8][:failures]
     assert clock.pauses == pauses
-    assert [line for line in lines if "failed" in line] == [
-        f"download failed: no network; next try in {pause} s" for pause in pauses
-    ]
+    named = [f"download failed: no network; next try in {pause} s" for pause in pauses]
+    assert [line for line in lines if "failed" in line] == named
 
 
 @pytest.mark.parametrize(("doubtful", "attempts"), [(0, 1), (2, 3), (1_000, 11)])
 def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seconds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
-    adapter, answers, closed = (
-        KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")),
-        list[int](),
-        list[int](),
-    )
+    adapter = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1"))
+    answers, closed = list[int](), list[int]()
     monkeypatch.setattr(adapter, "close", lambda: closed.append(len(answers)))
 
     def question() -> int:
@@ -322,7 +288,6 @@ def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seco
         return answers[-1]
 
     assert adapter._confirmed(question, lambda answer: answer < doubtful) == attempts - 1
-    assert closed == list(range(1, attempts)), (
-        "before each further question, and not after the last"
-    )
+    # Before each further question, and not after the last.
+    assert closed == list(range(1, attempts))
     assert clock.pauses == [0.5] * (attempts - 1)

@@ -1,5 +1,4 @@
-"""Temporary folders of killed processes go, those in use stay; and files are deleted by their exact
-names."""
+"""Temporary folders of killed processes go, others stay; files are deleted by exact names."""
 
 import errno
 import fcntl
@@ -73,11 +72,9 @@ def test_only_a_dead_process_files_go(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     foreign = write(tmp_path / "anabranch-notes" / "mine.txt", 900)
+    command, piped = [sys.executable, "-c", HOLDER], subprocess.PIPE
     holders = [
-        subprocess.Popen(
-            [sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
+        subprocess.Popen(command, env=environment, stdout=piped, text=True) for _ in range(2)
     ]
     try:
         killed, alive = (Path(h.stdout.readline().strip()) for h in holders if h.stdout is not None)
@@ -126,12 +123,8 @@ def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Monke
         "from anabranch.common.temporary import process_folder; "
         "print(process_folder('query').is_dir())"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", done],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    command, own = [sys.executable, "-c", done], os.environ | {"TMPDIR": str(tmp_path)}
+    ran = subprocess.run(command, env=own, capture_output=True, text=True)
     assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
 
 

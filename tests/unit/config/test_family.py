@@ -1,5 +1,4 @@
-"""A family: one file, a stream for each topic that matches; what cannot be one is named and leaves
-the others alone."""
+"""A family: one file, a stream for each topic that matches; an unfit one is named, and no more."""
 
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,8 @@ def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyP
 def test_groups_are_numbered_and_named(conf: Path) -> None:
     topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
     write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
-    assert summary(expand([family(conf)], ["shop.v2.orders"])) == {
-        "s_orders": ("shop.v2.orders", "raw.shop_orders_v2")
-    }
+    found = summary(expand([family(conf)], ["shop.v2.orders"]))
+    assert found == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
 
 
 def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -> None:
@@ -87,22 +85,16 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
     indexes = [{"name": "one", "index": "x-{1}"}, {"name": "found", "index": "all"}]
     write(conf, "app", egress=[folder, *indexes])
     found = expand([family(conf)], ["app-orders", "app-user.events"])
-    assert [
-        [target.place for target in member.found.egress]
-        if isinstance(member.found, Stream)
-        else member.found
-        for member in found.values()
-    ] == [
-        ["s3://bucket/out/orders", "x-orders", "all"],
-        ["s3://bucket/out/user_events", "x-user_events", "all"],
-    ]
+    streams = [one.found for one in found.values() if isinstance(one.found, Stream)]
+    for stream, name in zip(streams, ("orders", "user_events"), strict=True):
+        places = [target.place for target in stream.egress]
+        assert places == [f"s3://bucket/out/{name}", f"x-{name}", "all"]
 
 
 def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
     write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
-    assert list(expand([family(conf)], ["orders", "orders-dlq", "__consumer_offsets"])) == [
-        "orders"
-    ]
+    topics = ["orders", "orders-dlq", "__consumer_offsets"]
+    assert list(expand([family(conf)], topics)) == ["orders"]
 
 
 def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
@@ -120,13 +112,10 @@ def test_a_stream_without_its_own_file_has_a_family(conf: Path) -> None:
 
 
 def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
-    members = expand(
-        [family(conf)], ["app-users"], (), {"app_orders": "app-orders", "app_users": "app-users"}
-    )
-    assert {name: (m.topic, m.is_gone) for name, m in members.items()} == {
-        "app_orders": ("app-orders", True),
-        "app_users": ("app-users", False),
-    }
+    known = {"app_orders": "app-orders", "app_users": "app-users"}
+    members = expand([family(conf)], ["app-users"], (), known)
+    found = {name: (m.topic, m.is_gone) for name, m in members.items()}
+    assert found == {"app_orders": ("app-orders", True), "app_users": ("app-users", False)}
 
 
 def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
@@ -147,34 +136,27 @@ def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
     ("known", "other", "refused"),
     [({}, "app-a-b", "app-a.b"), ({"app_a_b": "app-a.b"}, "app-a.b", "app-a-b")],
 )
-def test_the_second_of_two_topics_with_one_name_is_refused(
-    conf: Path, known: dict[str, str], other: str, refused: str
-) -> None:
+def test_topics_with_one_name(conf: Path, known: dict[str, str], other: str, refused: str) -> None:
     write(conf, "app", name="{0}")
     members = expand([family(conf)], ["app-a-b", "app-a.b"], (), known)
-    assert summary(members) == {
-        "app_a_b": (other, "raw.a_b"),
-        f"app: {refused}": (
-            f"{refused}: {conf}/streams/app.yaml: topic {refused}: expected a stream name of its "
-            f"own, found app_a_b, which topic {other} has; change `name:`, or leave one topic out "
-            "with `topics.exclude`"
-        ),
-    }
+    why = (
+        f"{conf}/streams/app.yaml: topic {refused}: expected a stream name of its own, found app_a_b, which topic {other} "
+        "has; change `name:`, or leave one topic out with `topics.exclude`"
+    )  # fmt: skip
+    named = {"app_a_b": (other, "raw.a_b"), f"app: {refused}": f"{refused}: {why}"}
+    assert summary(members) == named
 
 
 def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Path) -> None:
     write(conf, "app_x", topics=None, topic="other", table="raw.other")
     members = expand([family(conf)], ["app-x", "app-y"], [load_stream("app_x", conf)])
     assert sorted(members) == ["app: app-x", "app_y"]
-    assert (
-        "expected a stream name of its own, found app_x, which topic other has"
-        in summary(members)["app: app-x"]
-    )
+    why = "expected a stream name of its own, found app_x, which topic other has"
+    assert why in summary(members)["app: app-x"]
 
 
 def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) -> None:
-    """The hazard: `re` would try each of 2**60 ways to part the name, and stop all threads
-    meanwhile."""
+    """The hazard: `re` tries each of 2**60 ways to part the name, and stops all threads."""
     write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
     topics = ["a" * 60, "a.b-dlq"]
     assert list(expand([family(conf)], topics)) == ["a" * 60]
@@ -185,10 +167,8 @@ def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) ->
 def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) -> None:
     said = summary(expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
     assert said["app_Orders"] == ("app-Orders", "raw.Orders")
-    assert (
-        "topic app-orders: expected tables of its own, found raw.orders, which belongs to stream "
-        "app_Orders" in (said["app_orders"])
-    )
+    why = "expected tables of its own, found raw.orders, which belongs to stream app_Orders"
+    assert f"topic app-orders: {why}" in said["app_orders"]
     assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
 
 
@@ -204,15 +184,13 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 
     def members() -> dict[str, FamilyMember]:
-        return expand(
-            [f for f in load_families(conf).values() if isinstance(f, Family)], ["app-x", "app-2"]
-        )
+        families = [f for f in load_families(conf).values() if isinstance(f, Family)]
+        return expand(families, ["app-x", "app-2"])
 
+    small = ["wrong", "app_2", "app_x"]
     assert list(select_streams(conf, group="large", members=members)) == ["own"]
-    assert list(select_streams(conf, group="small", members=members)) == ["wrong", "app_2", "app_x"]
-    assert list(select_streams(conf, every=True, members=members)) == [
-        "own", "wrong", "app_2", "app_x",
-    ]  # fmt: skip
+    assert list(select_streams(conf, group="small", members=members)) == small
+    assert list(select_streams(conf, every=True, members=members)) == ["own", *small]
     assert list(select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
     with pytest.raises(ConfigurationError, match="stream 'app_y'"):
         select_streams(conf, ["app_y"], members=members)

@@ -1,5 +1,4 @@
-"""conf/defaults.yaml: values for every stream's file, merged key by key; a mistake names the file
-that it is in."""
+"""conf/defaults.yaml: values for every stream's file, by key; a mistake names its own file."""
 
 import os
 from datetime import timedelta
@@ -37,52 +36,32 @@ def refusal(conf: Path) -> str:
 
 def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
     defaults = {
-        "group": "small",
-        "event_time": {"column": "at", "past": "1 day"},
-        "schema": "id STRING, at TIMESTAMP",
-        "format": "csv",
-    }
-    write(conf, defaults, event_time={"future": "1 hour"}, format="json", schema="left out")
+        "group": "small", "event_time": {"column": "at", "past": "1 day"}, "format": "csv",
+        "schema": "id STRING, at TIMESTAMP", "archive": {"raw": "30 days"},
+        "batch": {"allow_gaps": ["control", "compacted"], "grace": "1 hour"},
+    }  # fmt: skip
+    own = {"event_time": {"future": "1 hour"}, "format": "json", "batch": {"allow_gaps": ["retention"]}}  # fmt: skip
+    write(conf, defaults, schema="left out", **own)
     stream = load_stream("s", conf)
-    assert stream.group == "small"
-    assert stream.format.type == "json"
+    assert (stream.group, stream.format.type) == ("small", "json")
+    assert [column.name for column in stream.columns] == ["id", "at"]
     assert stream.event_time is not None
     assert stream.event_time.past == timedelta(days=1)
     assert stream.event_time.future == timedelta(hours=1)
-
-
-def test_a_list_of_the_stream_replaces_that_of_the_defaults(conf: Path) -> None:
-    write(
-        conf,
-        {"batch": {"allow_gaps": ["control", "compacted"]}},
-        batch={"allow_gaps": ["retention"]},
-    )
-    assert load_stream("s", conf).batch.allow_gaps == ("retention",)
-
-
-def test_null_takes_a_default_away(conf: Path) -> None:
-    write(conf, {"archive": {"raw": "30 days"}, "group": "small"}, archive=None, group=None)
+    # A list replaces that of the defaults.
+    assert stream.batch.allow_gaps == ("retention",)
+    assert stream.batch.grace == timedelta(hours=1)
+    # Null takes a default away.
+    write(conf, defaults, schema="left out", archive=None, group=None)
     stream = load_stream("s", conf)
     assert (stream.archive, stream.group) == (None, None)
-
-
-def test_the_schema_may_be_shared(conf: Path) -> None:
-    write(
-        conf,
-        {"schema": "id STRING NOT NULL, n INT", "key": "id"},
-        schema="left out",
-        key="left out",
-    )
-    assert [column.name for column in load_stream("s", conf).columns] == ["id", "n"]
 
 
 def test_a_mistake_names_the_file_that_its_value_is_in(conf: Path) -> None:
     write(conf, {"speed": {"trigger": "soon"}}, batch={"grace": "later"})
     said = refusal(conf).splitlines()
-    assert [line.partition(": expected")[0] for line in said] == [
-        f"{conf}/defaults.yaml: speed.trigger",
-        f"{conf}/streams/s.yaml: batch.grace",
-    ]
+    expected = [f"{conf}/defaults.yaml: speed.trigger", f"{conf}/streams/s.yaml: batch.grace"]
+    assert [line.partition(": expected")[0] for line in said] == expected
 
 
 def test_the_defaults_name_a_group(conf: Path) -> None:

@@ -1,5 +1,4 @@
-"""Which streams a command works with: names, a group, or all; a wrong file concerns its own stream
-alone."""
+"""Which streams a command works with: names, a group, or all; a wrong file is its own trouble."""
 
 from pathlib import Path
 from typing import Any
@@ -19,45 +18,28 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_names_keep_their_order_and_count_once(conf: Path) -> None:
+def test_streams_are_selected_by_names_a_group_or_all(conf: Path) -> None:
+    # Names keep their order and count once.
     assert list(select_streams(conf, ["c", "a", "c"])) == ["c", "a"]
-
-
-def test_a_group_is_every_stream_whose_file_names_it(conf: Path) -> None:
-    selected = select_streams(conf, group="small")
-    assert [(stream.name, stream.group) for stream in loaded(selected)] == [
-        ("a", "small"),
-        ("c", "small"),
-    ]
-
-
-def test_all_is_every_stream(conf: Path) -> None:
+    of_group = loaded(select_streams(conf, group="small"))
+    assert [(stream.name, stream.group) for stream in of_group] == [("a", "small"), ("c", "small")]
     assert list(select_streams(conf, every=True)) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(
-    "ways",
+    ("ways", "found"),
     [
-        {},
-        {"names": ["a"], "group": "small"},
-        {"names": ["a"], "every": True},
-        {"group": "small", "every": True},
+        ({}, "--group NAME, or --all"),
+        ({"names": ["a"], "group": "small"}, "--group NAME, or --all"),
+        ({"names": ["a"], "every": True}, "--group NAME, or --all"),
+        ({"group": "small", "every": True}, "--group NAME, or --all"),
+        ({"names": ["a", "e"]}, r"stream 'e': expected the file .*known streams: a, b, c, d"),
+        ({"group": "smal"}, r"group 'smal': .*known groups: large, small"),
     ],
 )
-def test_there_is_one_way_to_select_at_a_time(conf: Path, ways: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="--group NAME, or --all"):
-        select_streams(conf, **ways)
-
-
-def test_a_name_without_a_file_is_refused_with_those_that_there_are(conf: Path) -> None:
-    found = r"stream 'e': expected the file .*known streams: a, b, c, d"
+def test_other_ways_are_refused(conf: Path, ways: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigurationError, match=found):
-        select_streams(conf, ["a", "e"])
-
-
-def test_a_group_that_no_file_names_is_refused_with_those_that_there_are(conf: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"group 'smal': .*known groups: large, small"):
-        select_streams(conf, group="smal")
+        select_streams(conf, **ways)
 
 
 def test_a_folder_without_streams_is_refused(conf: Path) -> None:
@@ -85,8 +67,7 @@ def test_a_wrong_file_elsewhere_is_left_out(conf: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("text", ["group: [", "group: large\nkept: 2026-11-31"])
 def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path, text: str) -> None:
     (conf / "streams" / "d.yaml").write_text(text)
-    for group in ("small",):
-        assert list(broken(select_streams(conf, group=group))) == ["d"]
+    assert list(broken(select_streams(conf, group="small"))) == ["d"]
     with pytest.raises(ConfigurationError, match="group 'large'"):
         select_streams(conf, group="large")
 
@@ -97,9 +78,8 @@ def test_the_second_of_two_files_with_one_table_is_an_error(conf: Path) -> None:
     for selected in (select_streams(conf, every=True), select_streams(conf, group="small")):
         assert [stream.name for stream in loaded(selected)][:1] == ["a"]
         message = str(broken(selected)["c"])
-        assert (
-            f"{conf}/streams/c.yaml: table: expected a table of its own, found GAMES.a" in message
-        )
+        found = "expected a table of its own, found GAMES.a"
+        assert f"{conf}/streams/c.yaml: table: {found}" in message
         assert f"which {conf}/streams/a.yaml names too" in message
     write_stream(conf, "c", table="games.other")
     assert list(broken(select_streams(conf, every=True))) == ["b"]
@@ -113,22 +93,14 @@ _VIEW = {"window": "1 hour", "aggregates": {"n": "count"}}
     [
         ({}, {"table": "games.a_hours"}, "games.a_hours"),
         ({"table": "games.a_dead_letters"}, {"table": "games.a"}, "games.a_dead_letters"),
-        (
-            {"egress": [{"name": "e", "root": "file:///e"}]},
-            {"table": "games.A_Egress"},
-            "games.A_Egress",
-        ),
-        (
-            {"views": {"b_c": _VIEW}},
-            {"table": "games.a_b", "views": {"c": _VIEW}},
-            "games.a_b_c_partials",
-        ),
+        ({"egress": [{"name": "e", "root": "file:///e"}]}, {"table": "games.A_Egress"}, "games.A_Egress"),
+        ({"views": {"b_c": _VIEW}}, {"table": "games.a_b", "views": {"c": _VIEW}}, "games.a_b_c_partials"),
         ({"views": {"b": _VIEW}}, {"table": "games.a_b"}, "games.a_b"),
         ({"archive": {"raw": "1 day"}}, {"table": "games.a_archive"}, "games.a_archive"),
         ({}, {"table": "games.a_archive"}, None),
         ({}, {"table": "games.a_egress"}, None),
     ],
-)
+)  # fmt: skip
 def test_the_tables_beside_a_streams_own_are_not_shared_either(
     conf: Path, first: dict[str, Any], second: dict[str, Any], found: str | None
 ) -> None:

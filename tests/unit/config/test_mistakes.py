@@ -1,5 +1,4 @@
-"""Each mistake of mistakes.yaml is refused with the whole message, which names what it expected and
-found, each once."""
+"""Each mistake of mistakes.yaml is refused with the whole message: expected and found, once."""
 
 from collections.abc import Callable
 from importlib.metadata import version

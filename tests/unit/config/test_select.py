@@ -1,5 +1,4 @@
-"""`select` of a stream's file: which columns its table gets, and which expressions may be among
-them."""
+"""`select` of a stream's file: the columns of its table, and the expressions that it allows."""
 
 from pathlib import Path
 from typing import Any
@@ -17,34 +16,25 @@ DDL = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, email STRING, level INT, tags ARRAY<STRING>, "
     "geo STRUCT<country: STRING>"
 )
-SELECT = [
-    "id",
-    "at",
-    {"player": "level"},
-    {"mail": {"hash": "lower(email)"}},
-    {"initial": {"truncate": "email", "to": 1}},
-    {"hour": {"truncate": '"at"', "to": "hour"}},
-    {"country": {"sql": "upper(geo.country)", "type": "STRING"}},
-    {"key": {"kafka": "key", "type": "STRING"}},
-    {"headers": {"kafka": "headers"}},
-    {"trace": {"header": "trace-id"}},
-]
+# Each selected column: its name, type and nullability, and the fields that it reads.
+SELECT: list[tuple[Any, tuple[str, str, bool, tuple[str, ...]]]] = [
+    ("id", ("id", "string", False, ("id",))),
+    ("at", ("at", "timestamp", False, ("at",))),
+    ({"player": "level"}, ("player", "int", True, ("level",))),
+    ({"mail": {"hash": "lower(email)"}}, ("mail", "string", True, ("email",))),
+    ({"initial": {"truncate": "email", "to": 1}}, ("initial", "string", True, ("email",))),
+    ({"hour": {"truncate": '"AT"', "to": "hour"}}, ("hour", "timestamp", True, ("at",))),
+    ({"country": {"sql": "upper(geo.country)", "type": "STRING"}}, ("country", "string", True, ("geo",))),
+    ({"key": {"kafka": "key", "type": "STRING"}}, ("key", "string", True, ())),
+    ({"headers": {"kafka": "headers"}}, ("headers", "array<struct<key:string,value:binary>>", True, ())),
+    ({"trace": {"header": "trace-id"}}, ("trace", "string", True, ())),
+]  # fmt: skip
 
 
 def test_the_columns_of_a_table_by_its_select() -> None:
-    selected = parse_select(SELECT, parse_columns(DDL))
-    assert [(s.name, s.type, s.nullable, s.fields) for s in selected] == [
-        ("id", "string", False, ("id",)),
-        ("at", "timestamp", False, ("at",)),
-        ("player", "int", True, ("level",)),
-        ("mail", "string", True, ("email",)),
-        ("initial", "string", True, ("email",)),
-        ("hour", "timestamp", True, ("at",)),
-        ("country", "string", True, ("geo",)),
-        ("key", "string", True, ()),
-        ("headers", "array<struct<key:string,value:binary>>", True, ()),
-        ("trace", "string", True, ()),
-    ]
+    selected = parse_select([written for written, _ in SELECT], parse_columns(DDL))
+    found = [(s.name, s.type, s.nullable, s.fields) for s in selected]
+    assert found == [column for _, column in SELECT]
     assert [s.name for s in selected if s.masks] == ["mail"]
 
 
@@ -87,46 +77,31 @@ def test_what_duckdb_calls_not_deterministic_is_no_function() -> None:
 
 
 def test_expressions_reach_no_file_and_no_setting() -> None:
-    for sql in (
-        "SELECT * FROM '/etc/passwd'",
-        "SET memory_limit = '1TB'",
-        "COPY (SELECT 1) TO 'x'",
-    ):
+    read, copy = "SELECT * FROM '/etc/passwd'", "COPY (SELECT 1) TO 'x'"
+    for sql in (read, "SET memory_limit = '1TB'", copy):
         with pytest.raises(duckdb.Error):
             connection().execute(sql)
 
 
-def test_a_truncated_field_is_found_whatever_its_case() -> None:
-    [selected] = parse_select([{"a": {"truncate": '"AT"', "to": "day"}}], parse_columns(DDL))
-    assert (selected.type, selected.fields) == ("timestamp", ("at",))
-
-
-def write(folder: Path, masking: dict[str, str] | None = None, **values: Any) -> Path:
+def write(folder: Path, masking: dict[str, str], **values: Any) -> Path:
     (folder / "streams").mkdir()
-    kafka, catalog = (
-        {"bootstrap_servers": "localhost:9092"},
-        {"name": "lake", "uri": "sqlite:///x", "warehouse": "s3://l/w"},
-    )
-    environment: dict[str, Any] = {"kafka": kafka, "catalog": catalog} | (
-        {"masking": masking} if masking else {}
-    )
+    environment: dict[str, Any] = {
+        "kafka": {"bootstrap_servers": "localhost:9092"}, "masking": masking,
+        "catalog": {"name": "lake", "uri": "sqlite:///x", "warehouse": "s3://l/w"},
+    }  # fmt: skip
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    stream: dict[str, Any] = {
-        "topic": "events", "table": "games.events", "schema": DDL, "key": "id",
-    } | values  # fmt: skip
+    stream = {"topic": "events", "table": "games.events", "schema": DDL, "key": "id"} | values
     (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     return folder
 
 
 def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path, {"secret": "0123456789abcdef"}, select=SELECT, unknown="rescue",
-        event_time={"column": "at"},
-    )  # fmt: skip
+    select = [written for written, _ in SELECT]
+    masking, time = {"secret": "0123456789abcdef"}, {"column": "at"}
+    folder = write(tmp_path, masking, select=select, unknown="rescue", event_time=time)
     stream = config.load_stream("events", folder)
-    assert [c.name for c in stream.columns] == [
-        next(iter(s)) if isinstance(s, dict) else s for s in SELECT
-    ] + ["rescued"]
+    names = [column[0] for _, column in SELECT]
+    assert [c.name for c in stream.columns] == [*names, "rescued"]
     assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
     assert stream.masks
 

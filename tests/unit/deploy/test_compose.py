@@ -1,5 +1,4 @@
-"""docker-compose.yml, Dockerfile, .env.example and what is mounted, by their text; tests/deploy
-runs what they say."""
+"""docker-compose.yml, Dockerfile, .env.example and mounts as text; tests/deploy runs them."""
 
 import base64
 import re
@@ -42,10 +41,9 @@ def test_no_service_gains_rights_fills_the_disk_with_logs_or_takes_the_machine(n
 
 def test_one_service_builds_our_image_and_the_others_wait_for_it() -> None:
     assert [name for name in SERVICES if "build" in SERVICES[name]] == ["image"]
+    waits = {"condition": "service_completed_successfully"}
     for name in (name for name in OURS if name != "image"):
-        assert SERVICES[name]["depends_on"]["image"] == {
-            "condition": "service_completed_successfully"
-        }, name
+        assert SERVICES[name]["depends_on"]["image"] == waits, name
         assert SERVICES[name]["pull_policy"] == "never"
 
 
@@ -58,17 +56,10 @@ def test_the_check_of_the_speed_layer_reads_the_file_that_its_job_writes() -> No
 
 
 def test_no_port_of_the_file_is_the_default_of_a_command_of_ours() -> None:
-    published = {
-        port
-        for service in SERVICES.values()
-        for port in re.findall(r":-(\d+)\}", str(service.get("ports")))
-    }
-    defaults = {
-        str(option.default)
-        for command in main.commands.values()
-        for option in command.params
-        if option.name == "port"
-    }
+    ports = [str(service.get("ports")) for service in SERVICES.values()]
+    published = {port for some in ports for port in re.findall(r":-(\d+)\}", some)}
+    options = [option for command in main.commands.values() for option in command.params]
+    defaults = {str(option.default) for option in options if option.name == "port"}
     assert defaults and not published & defaults
 
 
@@ -137,57 +128,40 @@ def test_ports_are_published_to_this_machine_only() -> None:
 
 
 def test_no_secret_is_in_the_file_and_a_missing_one_stops_the_start() -> None:
-    secrets = [
-        str(value)
-        for service in SERVICES.values()
-        for key, value in service.get("environment", {}).items()
-        if re.search("PASSWORD$|SECRET|CREDENTIAL|ACCESS_KEY|IDENTITY|CATALOG|FERNET|_CONN$", key)
-    ]
+    secret = re.compile("PASSWORD$|SECRET|CREDENTIAL|ACCESS_KEY|IDENTITY|CATALOG|FERNET|_CONN$")
+    given = [service.get("environment", {}).items() for service in SERVICES.values()]
+    secrets = [str(value) for some in given for key, value in some if secret.search(key)]
     assert len(secrets) > 30
     assert all(re.search(r"\$\{[A-Z_]+:\?", value) for value in secrets), secrets
 
 
 def test_the_example_names_every_required_variable_without_a_value() -> None:
-    required = set(
-        re.findall(
-            r"\$\{([A-Z_0-9]+):\?", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-        )
-    )
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    required = {f"{name}=" for name in re.findall(r"\$\{([A-Z_0-9]+):\?", text)}
     lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
-    assert {line for line in lines if line and not line.startswith("#")} == {
-        f"{name}=" for name in required
-    }
+    assert {line for line in lines if line and not line.startswith("#")} == required
 
 
 def test_the_variables_of_the_environment_are_those_that_the_configuration_reads() -> None:
     conf = (ROOT / "conf" / "anabranch.yaml").read_text(encoding="utf-8")
     # Airflow's own are of its services alone, and say there where its logs are.
-    read = {
-        name for name in re.findall(r"\$\{([A-Z_0-9]+)", conf) if not name.startswith("AIRFLOW")
-    }
+    named = re.findall(r"\$\{([A-Z_0-9]+)", conf)
+    read = {name for name in named if not name.startswith("AIRFLOW")}
     for name in (name for name in OURS if name != "image"):
-        given = {
-            key for key in SERVICES[name].get("environment", {}) if not key.startswith("AIRFLOW")
-        }
+        keys = SERVICES[name].get("environment", {})
+        given = {key for key in keys if not key.startswith("AIRFLOW")}
         # Spark's own processes need no way to the lake, since each job brings its own.
-        assert given == (
-            {"SPARK_WORKER_OPTS", "SPARK_DAEMON_MEMORY"} & given
-            if name.startswith("spark-")
-            else read
-        ), name
+        of_spark = {"SPARK_WORKER_OPTS", "SPARK_DAEMON_MEMORY"} & given
+        assert given == (of_spark if name.startswith("spark-") else read), name
 
 
 def test_every_command_of_ours_exists() -> None:
+    checked = [SERVICES[name] for name in OURS if "healthcheck" in SERVICES[name]]
     lines = [SERVICES[name]["command"] for name in OURS]
-    lines += [
-        SERVICES[name]["healthcheck"]["test"][1:]
-        for name in OURS
-        if "healthcheck" in SERVICES[name]
-    ]
+    lines += [service["healthcheck"]["test"][1:] for service in checked]
     ours = [line for line in lines if line[0] == "anabranch"]
-    assert sorted(line[1] for line in ours) == [
-        "apply", "health", "health", "page", "speed", "speed",
-    ]  # fmt: skip
+    run = ["apply", "health", "health", "page", "speed", "speed"]
+    assert sorted(line[1] for line in ours) == run
     for line in ours:
         command = main.commands[line[1]]
         arguments = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in line[2:]]
@@ -202,21 +176,15 @@ def test_the_image_runs_as_a_user_that_owns_the_folders_of_the_volumes_alone(fil
     assert set(sources) == {"python:3.11.14-slim-bookworm", "base"}
     made = re.search(r"mkdir -p (.*) \\\n    && chown -R anabranch: (.*)\n", text)
     assert made is not None and made[2] == "/var/lib/anabranch" and "--chown" not in text
-    targets = {
-        volume.split(":")[1]
-        for name in OURS
-        for volume in SERVICES[name].get("volumes", [])
-        if ":" in volume
-    }
+    volumes = [volume for name in OURS for volume in SERVICES[name].get("volumes", [])]
+    targets = {volume.split(":")[1] for volume in volumes if ":" in volume}
     assert targets and targets <= set(made[1].split())
 
 
 def test_the_jars_of_the_image_come_from_the_ivy_that_pyspark_ships() -> None:
-    source = re.search(
-        r"/site-packages/(\S+/ivy-[\d.]+\.jar)", DOCKERFILES[0].read_text(encoding="utf-8")
-    )
-    assert source is not None
-    assert (spark_home().parent / source[1]).is_file()
+    text = DOCKERFILES[0].read_text(encoding="utf-8")
+    source = re.search(r"/site-packages/(\S+/ivy-[\d.]+\.jar)", text)
+    assert source is not None and (spark_home().parent / source[1]).is_file()
 
 
 def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
@@ -226,9 +194,8 @@ def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
     assert argument is not None and argument[2] == project["version"]
     extras = re.findall(r"--extra (\w+)", DOCKERFILES[0].read_text(encoding="utf-8"))
     assert argument[1].split(",") == extras
-    assert {SERVICES[name]["image"] for name in OURS} == {
-        f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"
-    }
+    image = f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"
+    assert {SERVICES[name]["image"] for name in OURS} == {image}
 
 
 def test_a_new_users_image_has_the_packages_of_the_lock() -> None:
@@ -243,11 +210,8 @@ def test_a_new_users_image_has_the_packages_of_the_lock() -> None:
 
 
 def test_the_images_have_the_uv_that_the_checkout_is_made_with() -> None:
-    pinned = re.search(
-        r"^UV=uv==(\S+)$",
-        (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    bootstrap = (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8")
+    pinned = re.search(r"^UV=uv==(\S+)$", bootstrap, re.MULTILINE)
     assert pinned is not None
     for file in DOCKERFILES:
         assert f"pip install --no-cache-dir uv=={pinned[1]}\n" in file.read_text(encoding="utf-8")

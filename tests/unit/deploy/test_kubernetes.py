@@ -1,5 +1,4 @@
-"""deploy/kubernetes, against Kubernetes' own schemas, and against what our configuration and
-commands expect."""
+"""deploy/kubernetes, against Kubernetes' own schemas and our configuration and commands."""
 
 import copy
 import re
@@ -30,15 +29,13 @@ def named(kind: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in DOCUMENTS if one["kind"] == kind}
 
 
-def pods() -> dict[str, dict[str, Any]]:
-    specs = {name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()}
-    return specs | {
-        n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for n, one in named("CronJob").items()
-    }
-
-
-PODS = pods()
+PODS: dict[str, dict[str, Any]] = {
+    **{name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()},
+    **{
+        name: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for name, one in named("CronJob").items()
+    },
+}
 CONTAINERS = [
     (pod, one)
     for pod in PODS.values()
@@ -63,18 +60,20 @@ def test_an_unknown_key_is_found() -> None:
 
 
 def test_every_command_of_ours_exists() -> None:
-    commands = [command for _, one in CONTAINERS for command in _commands(one["args"])]
-    assert {command[1] for command in commands} == {"apply", "speed", "batch", "page"}
-    for command in commands:
-        assert command[0] == "anabranch"
-        main.commands[command[1]].make_context(command[1], list(command[2:]))
+    named_ones = set[str]()
+    for arguments in (one["args"] for _, one in CONTAINERS):
+        of_shell = arguments[0] == "sh" and re.findall(r"anabranch [^;|]+", arguments[2])
+        for command in map(shlex.split, of_shell or [shlex.join(arguments)]):
+            assert command[0] == "anabranch"
+            main.commands[command[1]].make_context(command[1], list(command[2:]))
+            named_ones.add(command[1])
+    assert named_ones == {"apply", "speed", "batch", "page"}
 
 
 def test_the_page_answers_its_service_its_pod_and_its_probes() -> None:
     [(pod, page)] = [(pod, one) for pod, one in CONTAINERS if one["name"] == "page"]
-    answered = {
-        page["args"][i + 1] for i, word in enumerate(page["args"]) if word == "--allow-host"
-    }
+    words = page["args"]
+    answered = {words[i + 1] for i, word in enumerate(words) if word == "--allow-host"}
     service = named("Service")["anabranch-page"]
     assert answered == {"anabranch-page", "anabranch-page.$(POD_NAMESPACE).svc", "$(POD_IP)"}
     [port] = page["ports"]
@@ -88,43 +87,26 @@ def test_the_page_answers_its_service_its_pod_and_its_probes() -> None:
     assert pod["automountServiceAccountToken"] is False
 
 
-def _commands(arguments: list[str]) -> list[list[str]]:
-    """The commands of ours that a container runs, by itself or in a shell."""
-    if arguments[0] != "sh":
-        return [list(arguments)]
-    return [shlex.split(command) for command in re.findall(r"anabranch [^;|]+", arguments[2])]
-
-
 @pytest.mark.parametrize(
     ("exit_code", "starts"), [(0, True), (1, True), (2, True), (75, False), (70, False)]
 )
 def test_one_wrong_file_does_not_stop_a_group(exit_code: int, starts: bool, tmp_path: Path) -> None:
-    code, _ = _run_shell("apply", {"apply": exit_code}, tmp_path)
-    assert (code == 0) is starts
-
-
-def _run_shell(name: str, exit_codes: dict[str, int], folder: Path) -> tuple[int, list[str]]:
-    """Run a container's shell with commands that end with these exit codes. Returns its own, and
-    what it called."""
-    [shell] = [
-        one["args"] for _, one in CONTAINERS if one["name"] == name and one["args"][0] == "sh"
-    ]
-    program, calls = folder / "anabranch", folder / "calls"
-    cases = "".join(f"{command}) exit {code};; " for command, code in exit_codes.items())
-    program.write_text(f'#!/bin/sh\necho "$1" >>{calls}\ncase "$1" in {cases}esac\nexit 99\n')
+    """Runs the container's shell with a command that ends with this exit code."""
+    applies = [one["args"] for _, one in CONTAINERS if one["name"] == "apply"]
+    [shell] = [arguments for arguments in applies if arguments[0] == "sh"]
+    program = tmp_path / "anabranch"
+    program.write_text(f'#!/bin/sh\ncase "$1" in apply) exit {exit_code};; esac\nexit 99\n')
     program.chmod(0o755)
-    done = subprocess.run(shell, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=False)
-    return done.returncode, calls.read_text().split()
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert (subprocess.run(shell, env=path, check=False).returncode == 0) is starts
 
 
 def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
     for pod, one in CONTAINERS:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert one["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
         [written] = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
         assert {m["name"]: m["mountPath"] for m in one["volumeMounts"]}[written] == "/tmp"
 
@@ -137,10 +119,8 @@ def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
 def test_the_speed_layers_probes_read_the_jobs_file(speed: dict[str, Any]) -> None:
     file = speed["args"][speed["args"].index("--health") + 1]
     assert file.startswith("/tmp/")
-    probes = {
-        name: speed[name]["exec"]["command"]
-        for name in ("startupProbe", "livenessProbe", "readinessProbe")
-    }
+    named_probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    probes = {name: speed[name]["exec"]["command"] for name in named_probes}
     for command in probes.values():
         assert command[:3] == ["anabranch", "health", file]
         main.commands["health"].make_context("health", list(command[2:]))
@@ -151,17 +131,13 @@ def test_the_speed_layers_probes_read_the_jobs_file(speed: dict[str, Any]) -> No
 
 def test_no_secret_is_in_a_file() -> None:
     assert not named("Secret")
-    assert all(
-        re.search(r"\$\{[A-Z_]+\}", line)
-        for line in CONF.splitlines()
-        if re.search("password:|uri:", line)
-    )
+    secrets = [line for line in CONF.splitlines() if re.search("password:|uri:", line)]
+    assert secrets and all(re.search(r"\$\{[A-Z_]+\}", line) for line in secrets)
 
 
 def test_every_container_gets_the_variables_that_the_configuration_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
-    # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which the page
-    # jobs.md makes.
+    # Names of what Kubernetes knows; the rest is of the Secret that jobs.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}
     text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
     of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", text))
@@ -173,18 +149,16 @@ def test_every_container_gets_the_variables_that_the_configuration_reads() -> No
 
 def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
     text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
-    made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {
-        "anabranch-conf"
-    }
+    made = {"anabranch-conf"}
+    made.update(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text))
     for pod in PODS.values():
         assert pod["serviceAccountName"] in named("ServiceAccount")
         of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
         used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
         assert used <= made
     for pod, one in CONTAINERS:
-        assert {mount["name"] for mount in one["volumeMounts"]} == {
-            volume["name"] for volume in pod["volumes"]
-        }
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in one["volumeMounts"]} == volumes
     subjects = [s for one in named("RoleBinding").values() for s in one["subjects"]]
     assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
 
@@ -195,15 +169,13 @@ def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "anabranch.yaml").write_text(CONF)
     environment = load_environment(tmp_path)
     command, process = submit_command(environment, "speed_layer", ["--stream", "game_events"])
-    settings = dict(
-        command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf"
-    )
+    given = [command[i + 1] for i, word in enumerate(command) if word == "--conf"]
+    settings = dict(one.split("=", 1) for one in given)
     assert command[command.index("--master") + 1] == "k8s://https://kubernetes.default.svc"
     assert settings["spark.driver.host"] == "pod_ip"
     assert settings["spark.kubernetes.driver.pod.name"] == "pod_name"
-    assert settings["spark.kubernetes.authenticate.executor.serviceAccountName"] in named(
-        "ServiceAccount"
-    )
+    account = settings["spark.kubernetes.authenticate.executor.serviceAccountName"]
+    assert account in named("ServiceAccount")
     assert "SPARK_LOCAL_IP" not in process
     # The password is in the environment, and nowhere on a command line.
     assert not [word for word in command if "password" in word]
@@ -211,9 +183,8 @@ def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
     # Executors decode records with the packages of their driver, and speak Java's serialisation.
     assert {settings["spark.kubernetes.container.image"]} == {one["image"] for _, one in CONTAINERS}
     # Kafka's certificate is where the configuration looks for it, on both.
-    [mounted] = {
-        m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"
-    }
+    mounts = [mount for _, one in CONTAINERS for mount in one["volumeMounts"]]
+    [mounted] = {mount["mountPath"] for mount in mounts if mount["name"] == "kafka"}
     # Its key has the word secret in it, so it is not on the command line: the session sets it.
     found = session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"]
     assert found == mounted

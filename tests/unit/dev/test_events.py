@@ -74,9 +74,8 @@ def test_kafka_timestamps_ascend_evenly_over_the_range(dirty: list[ProducerRecor
     assert stamps == sorted(stamps)
     originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
     assert originals[0] == START.timestamp() * 1000
-    assert (
-        originals[-1] == END.timestamp() * 1000 - 540
-    )  # the last of 20,000 steps over three hours
+    # The last of 20,000 steps over three hours.
+    assert originals[-1] == END.timestamp() * 1000 - 540
     assert {later - earlier for earlier, later in pairwise(originals)} == {540}
 
 
@@ -96,16 +95,13 @@ def test_a_duplicate_repeats_earlier_bytes_within_a_minute(dirty: list[ProducerR
 def test_a_duplicate_crosses_an_hours_end(events: int, hours: int) -> None:
     records = list(generate(events, 11, END - timedelta(hours=hours), END, dirty=True))
     originals = {record.value: record.timestamp_ms // HOUR_MS for record in of(records, "good")}
-    steps = [
-        record.timestamp_ms // HOUR_MS - originals[record.value]
-        for record in of(records, "duplicate")
-    ]
-    assert 1 in steps
-    assert max(steps) == 1  # further apart would be outside a look-back of one hour
+    repeated = of(records, "duplicate")
+    steps = [record.timestamp_ms // HOUR_MS - originals[record.value] for record in repeated]
+    # Further apart would be outside a look-back of one hour.
+    assert 1 in steps and max(steps) == 1
     if events >= 1_000:
-        assert (
-            steps.count(1) >= hours
-        )  # each hour's end inside [END - hours, END), which begins at half past
+        # Each hour's end inside [END - hours, END), which begins at half past.
+        assert steps.count(1) >= hours
 
 
 @pytest.mark.parametrize("end", [START, START - timedelta(hours=1), END.replace(tzinfo=None)])

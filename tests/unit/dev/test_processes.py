@@ -1,5 +1,4 @@
-"""Child processes that are found again, and only they: against real processes, none of them a
-JVM."""
+"""Child processes are found again, and only they: real processes, none of them a JVM."""
 
 import os
 import signal
@@ -141,11 +140,8 @@ def test_only_a_broker_that_answers_without_error_is_ready(reply: bytes, ready: 
 def test_only_an_s3_server_is_ready() -> None:
     refusal = b"<Error><Code>AccessDenied</Code></Error>"
     head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
-    for reply, ready in (
-        (head % len(refusal) + refusal, True),
-        (head % 0, False),
-        (b"nonsense", False),
-    ):
+    refused = head % len(refusal) + refusal
+    for reply, ready in ((refused, True), (head % 0, False), (b"nonsense", False)):
         port, thread = _answer_once(reply)
         assert s3_server.answers(port) is ready
         thread.join()
@@ -167,16 +163,9 @@ def test_the_broker_listens_on_this_machine_alone_and_forgets_nothing() -> None:
     assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
     assert (values["log.retention.ms"], values["log.retention.bytes"]) == (-1, -1)
     assert values["auto.create.topics.enable"] == "false"
-    replicated = {
-        key: value
-        for key, value in values.items()
-        if key.endswith((".replication.factor", ".min.isr"))
-    }
-    assert len(replicated) == 6
-    assert set(replicated.values()) == {1}
-
-
-def test_a_broker_behind_a_proxy_sends_its_clients_there() -> None:
+    replicated = (".replication.factor", ".min.isr")
+    assert [values[key] for key in values if key.endswith(replicated)] == [1] * 6
+    # Behind a proxy.
     values = kafka_broker.broker_properties(1, 2, Path("/data"), advertised_port=3)
     assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
     assert values["advertised.listeners"] == "CLIENT://127.0.0.1:3"

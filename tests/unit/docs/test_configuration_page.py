@@ -18,16 +18,11 @@ _ENVIRONMENT: dict[str, Any] = {
     "registry": {"url": "https://registry.example.com"},
 }
 _STREAM: dict[str, Any] = {
-    "topic": "orders",
-    "table": "shop.orders",
-    "key": "id",
+    "topic": "orders", "table": "shop.orders", "key": "id", "event_time": {"column": "placed_at"},
     "schema": "id STRING NOT NULL, placed_at TIMESTAMP, total DECIMAL(12,2)",
-    "event_time": {"column": "placed_at"},
-}
-_FAMILY = {k: v for k, v in _STREAM.items() if k != "topic"} | {
-    "topics": {"pattern": "shop-(.*)"},
-    "table": "shop.{1}",
-}
+}  # fmt: skip
+_OF_FAMILY = {"topics": {"pattern": "shop-(.*)"}, "table": "shop.{1}"}
+_FAMILY = {k: v for k, v in _STREAM.items() if k != "topic"} | _OF_FAMILY
 _EXAMPLES = [
     (file, key, example)
     for file, model in FILES.items()
@@ -97,9 +92,8 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return one | {
-        key: _merged(one[key], value)
-        if isinstance(one.get(key), dict) and isinstance(value, dict)
-        else value
-        for key, value in other.items()
-    }
+    def both(key: str, value: Any) -> Any:
+        nested = isinstance(one.get(key), dict) and isinstance(value, dict)
+        return _merged(one[key], value) if nested else value
+
+    return one | {key: both(key, value) for key, value in other.items()}

@@ -35,18 +35,16 @@ def texts_of(file: Path) -> Iterator[str]:
     parts = {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                str(part.value)
-                if isinstance(part, ast.Constant)
-                else "orders"
-                if re.search(r"(name|stream|streams\[0\]|target)\W*$", ast.unparse(part))
-                else _HOUR
-                for part in node.values
-            )
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
-        ):
-            yield node.value
+            yield "".join(map(shown, node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from () if id(node) in parts else (node.value,)
+
+
+def shown(part: ast.expr) -> str:
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    is_stream = re.search(r"(name|stream|streams\[0\]|target)\W*$", ast.unparse(part))
+    return "orders" if is_stream else _HOUR
 
 
 def named() -> Iterator[tuple[str, str]]:
@@ -101,11 +99,8 @@ def fault_of(words: list[str], conf: Path) -> str | None:
         return None if is_mention else str(error)
     except click.UsageError as error:
         return str(error)
-    if any(
-        is_hour(str(name))
-        for names in given
-        for name in ([names] if isinstance(names, str) else names)
-    ):
+    names = [name for some in given for name in ([some] if isinstance(some, str) else some)]
+    if any(is_hour(str(name)) for name in names):
         return "an hour in the place of a stream"
     if is_mention or words[0] in NOT_RUN:
         return None
@@ -116,17 +111,12 @@ def fault_of(words: list[str], conf: Path) -> str | None:
     return done.output if "Usage:" in done.output else None
 
 
-def test_every_named_command_is_right_usage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_named_command_is_right_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("FILE", "values.txt", "players.txt", "orders.jsonl"):
         (tmp_path / name).touch()
     # The usage of a command, and what a shell puts in.
     found = {(c, file) for file, c in named() if not re.search(r"\[[A-Z]|\$\{|…", c)}
     assert len(found) > 300
-    wrong = {}
-    for command, file in sorted(found):
-        if (fault := fault_of(words_of(command), tmp_path / "none")) is not None:
-            wrong[f"{file}: {command}"] = fault
-    assert wrong == {}
+    faults = {one: fault_of(words_of(one[0]), tmp_path / "none") for one in sorted(found)}
+    assert {one: fault for one, fault in faults.items() if fault is not None} == {}

@@ -10,18 +10,10 @@ import yaml
 from anabranch.cli.docs import section_of
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted(
-    [
-        *(
-            ROOT / name
-            for name in (
-                "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md",
-                "tests/failures/README.md",
-            )
-        ),
-        *ROOT.glob("docs/**/*.md"),
-    ]
+_OWN = (
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md", "tests/failures/README.md",
 )  # fmt: skip
+PAGES = sorted([*(ROOT / name for name in _OWN), *ROOT.glob("docs/**/*.md")])
 _ROOMS = "anabranch|speed_layer|batch_layer|serving_layer|dags|tests|conf|scripts"
 _FILE = re.compile(rf"`((?:{_ROOMS})/(?:[\w.-]+/)*[\w-]*\.?\w*)[`:]")
 _PLACE = re.compile(r"`([\w.]+)` in `([\w/]+\.py)`")
@@ -41,9 +33,8 @@ _PRIVATE = re.compile(r"\b_[a-z]\w+")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text("utf-8")
-    named = [ROOT / name for name in _FILE.findall(text)] + [
-        page.parent / link for link in _LINK.findall(text)
-    ]
+    named = [ROOT / name for name in _FILE.findall(text)]
+    named += [page.parent / link for link in _LINK.findall(text)]
     assert [str(path.relative_to(ROOT)) for path in named if not path.resolve().exists()] == []
 
 
@@ -106,13 +97,10 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
-    links = [
-        (page.parent / link if link else page, name)
-        for link, name in _SECTION.findall(page.read_text("utf-8"))
-    ]
-    assert [
-        f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)
-    ] == []
+    links = _SECTION.findall(page.read_text("utf-8"))
+    named = [(page.parent / link if link else page, name) for link, name in links]
+    missing = [(to, name) for to, name in named if not section_of(to.read_text("utf-8"), name)]
+    assert missing == []
 
 
 def test_every_block_of_yaml_can_be_read() -> None:
@@ -123,16 +111,10 @@ def test_every_block_of_yaml_can_be_read() -> None:
 
 
 def test_every_page_that_code_names_exists() -> None:
-    folders = (
-        "anabranch", "speed_layer", "batch_layer", "serving_layer", "dags", "conf", "deploy",
-        "tests", "benchmarks",
-    )  # fmt: skip
-    files = [
-        file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in _TEXTS
-    ]
-    files += [
-        ROOT / name for name in ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")
-    ]
+    code = "anabranch speed_layer batch_layer serving_layer dags conf deploy tests benchmarks"
+    own = ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")
+    found = [file for folder in code.split() for file in (ROOT / folder).rglob("*")]
+    files = [*(ROOT / name for name in own), *(f for f in found if f.suffix in _TEXTS)]
     named = {name for file in files for name in _NAMED.findall(file.read_text("utf-8"))}
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
@@ -140,12 +122,7 @@ def test_every_page_that_code_names_exists() -> None:
 
 def test_the_index_links_to_every_page() -> None:
     docs = ROOT / "docs"
-    linked = {
-        (docs / link).resolve() for link in _LINK.findall((docs / "index.md").read_text("utf-8"))
-    }
-    pages = {
-        page
-        for page in docs.rglob("*.md")
-        if "decisions" not in page.parts and page.name != "index.md"
-    }
+    links = _LINK.findall((docs / "index.md").read_text("utf-8"))
+    linked = {docs / "index.md", *((docs / link).resolve() for link in links)}
+    pages = {page for page in docs.rglob("*.md") if "decisions" not in page.parts}
     assert sorted(str(page) for page in pages - linked) == []

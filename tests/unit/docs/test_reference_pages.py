@@ -34,9 +34,8 @@ def test_the_check_distinguishes_a_stale_page_from_a_fresh_one(tmp_path: Path) -
 def test_the_pages_are_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The terminal does not change them.
     monkeypatch.setenv("COLUMNS", "30")
-    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
-        "run: make docs"
-    )
+    page = (reference.FOLDER / name).read_text(encoding="utf-8")
+    assert page == reference.pages()[name], "run: make docs"
 
 
 def test_the_help_has_every_command_once_uncut(monkeypatch: pytest.MonkeyPatch) -> None:

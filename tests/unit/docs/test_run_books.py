@@ -1,5 +1,4 @@
-"""Run-books: one for each alert, each finding and each state of an hour; and a test runs every
-command of theirs."""
+"""Run-books: one for each alert, finding and state of an hour; tests run all their commands."""
 
 import ast
 from collections.abc import Iterator
@@ -14,13 +13,9 @@ from anabranch.operations.page.hour_view import LETTERS
 
 ROOT = Path(__file__).resolve().parents[3]
 LABELS = ["Means", "See", "Run", "Ignore"]
-ALERTS = {
-    rule["alert"]: rule
-    for group in yaml.safe_load(
-        (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
-    )["groups"]
-    for rule in group["rules"]
-}
+_RULES = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+_GROUPS = yaml.safe_load(_RULES)["groups"]
+ALERTS = {rule["alert"]: rule for group in _GROUPS for rule in group["rules"]}
 
 
 def test_each_alert_and_each_state_of_an_hour_has_its_run_book_and_nothing_else_has() -> None:
@@ -42,11 +37,9 @@ def test_each_alert_leads_to_its_run_book(alert: str) -> None:
 
 
 def test_the_commands_of_the_pages_are_those_that_tests_run() -> None:
-    run = {
-        command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)
-    }
-    assert run == run_books.commands()
-    assert len(run) > 40
+    files = (ROOT / "tests").glob("**/test_*.py")
+    run = {command for file in files for command in _printed_in(file)}
+    assert run == run_books.commands() and len(run) > 40
 
 
 def _printed_in(file: Path) -> Iterator[str]:
@@ -55,16 +48,9 @@ def _printed_in(file: Path) -> Iterator[str]:
     if "from run_books import" not in source:
         return
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "printed"
-        ):
-            assert "pytest.skip" not in source and "mark.skip" not in source, (
-                f"{file} may be skipped"
-            )
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "printed":
+            why = f"{file} may be skipped"
+            assert "pytest.skip" not in source and "mark.skip" not in source, why
             [template] = node.args
-            assert isinstance(template, ast.Constant), (
-                f"{file}:{node.lineno}: expected the command itself"
-            )
+            assert isinstance(template, ast.Constant), f"{file}:{node.lineno}: expected a command"
             yield str(template.value)

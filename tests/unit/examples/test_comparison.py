@@ -58,11 +58,7 @@ def test_each_difference_is_named(
 ) -> None:
     comparison = _compare(rows, dead)
     assert not comparison.is_exact
-    named = {
-        "lost": comparison.lost,
-        "twice": comparison.twice,
-        "foreign": comparison.foreign,
-        "changed": comparison.changed,
-    }
-    assert named == dict.fromkeys(named, ()) | wrong
+    named = ("lost", "twice", "foreign", "changed")
+    found = {name: getattr(comparison, name) for name in named}
+    assert found == dict.fromkeys(named, ()) | wrong
     assert any(" 0:" in line or " 1:" in line for line in comparison.sentences())

@@ -23,9 +23,8 @@ def _folder(root: Path, **content: bytes) -> Path:
 
 
 def _sums(file: Path, **content: bytes) -> Path:
-    lines = [
-        f"{hashlib.sha256(d).hexdigest()}  {n.replace('__', '/')}.jar\n" for n, d in content.items()
-    ]
+    sums = {name.replace("__", "/"): hashlib.sha256(d).hexdigest() for name, d in content.items()}
+    lines = [f"{of_jar}  {name}.jar\n" for name, of_jar in sums.items()]
     file.write_text("# comment\n\n" + "".join(lines))
     return file
 
@@ -54,20 +53,14 @@ def test_the_jobs_jars_are_those_of_the_installed_spark(monkeypatch: pytest.Monk
         ({"spark__a-1": b"altered", "s3__b-2": b"b"}, "spark/a-1.jar: expected sha256 ca978112"),
     ],
 )
-def test_verify_names_the_jar_the_expected_hash_and_the_remedy(
-    tmp_path: Path, content: dict[str, bytes], sentence: str
-) -> None:
+def test_verify_names_the_jar(tmp_path: Path, content: dict[str, bytes], sentence: str) -> None:
     sums = _sums(tmp_path / "sums", **{"spark__a-1": b"a", "s3__b-2": b"b"})
     with pytest.raises(Terminal) as error:
         jars.verify(_folder(tmp_path / "jars", **content), sums)
     assert sentence in str(error.value)
     assert "anabranch jars" in str(error.value)
-
-
-def test_differences_state_both_values() -> None:
-    assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == [
-        "s3/a.jar: expected sha256 1, found 2"
-    ]
+    difference = "s3/a.jar: expected sha256 1, found 2"
+    assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == [difference]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +86,6 @@ def test_a_user_without_a_home_is_refused_with_the_remedy(monkeypatch: pytest.Mo
         jars.cache_folder()
 
 
-def _fake_java(folder: Path, prints: str) -> Path:
-    (folder / "bin").mkdir(parents=True)
-    java = folder / "bin" / "java"
-    java.write_text(f"#!/bin/sh\necho '{prints}' >&2\n")
-    java.chmod(0o755)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("output", "major"),
     [
@@ -115,23 +100,22 @@ def test_java_versions_are_understood(output: str, major: int | None) -> None:
     assert parse_major(output) == major
 
 
-def test_an_old_java_is_refused_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", 'openjdk version "11.0.2"')))
-    with pytest.raises(Terminal, match=r"expected Java 17 or newer, found 11;.*openjdk-17"):
-        require_java()
+def test_an_old_or_missing_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(found: str) -> None:
+        with pytest.raises(Terminal, match=found):
+            require_java()
 
-
-def test_a_missing_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    refused(r"expected Java 17 or newer, found 11;.*openjdk-17")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    refused(r"JAVA_HOME .*gone: expected .*java, found none")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Terminal, match=r"a java on the PATH, found neither; install a Java"):
-        require_java()
-
-
-def test_a_java_home_to_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(Terminal, match=r"JAVA_HOME .*gone: expected .*java, found none"):
-        require_java()
+    refused(r"a java on the PATH, found neither; install a Java")
 
 
 def test_the_jobs_jars_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

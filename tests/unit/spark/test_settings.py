@@ -7,20 +7,13 @@ from anabranch.spark.settings import REDACTED, exposed_keys, session_settings
 
 
 def settings(**conf: str) -> dict[str, str]:
-    return session_settings(
-        Environment.model_validate(
-            {
-                "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
-                "catalog": {
-                    "name": "lake",
-                    "uri": "postgresql+psycopg2://u:p@h/db",
-                    "warehouse": "s3://b/w",
-                },
-                "s3": {"access_key": "known", "secret_key": "hidden"},
-                "spark": {"conf": conf},
-            }
-        )
-    )
+    uri = "postgresql+psycopg2://u:p@h/db"
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:9092"}, "spark": {"conf": conf},
+        "catalog": {"name": "lake", "uri": uri, "warehouse": "s3://b/w"},
+        "s3": {"access_key": "known", "secret_key": "hidden"},
+    }  # fmt: skip
+    return session_settings(Environment.model_validate(environment))
 
 
 @pytest.mark.parametrize(
@@ -34,50 +27,32 @@ def test_secrets_of_the_catalog_reach_executors_of_a_cluster_in_clear(master: st
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "is_secret"),
-    [
-        ("s3.sse.key", True),
-        ("s3.sse.md5", True),
-        ("header.X-Api-Key", True),
-        ("header.Cookie", True),
-        ("header.X-Custom", True),
-        ("header.X-Iceberg-Access-Delegation", False),
-        ("rest.passphrase", True),
-        ("oauth2.client.pem", True),
-        ("credential", True),
-        ("s3.access-key-id", True),
-        ("fs.azure.account.key.x.dfs.core.windows.net", True),
-        ("google.cloud.auth.service.account.private.key", True),
-        ("executorEnv.API_KEY", True),
-        ("fs.s3a.accessKey", True),
-        ("s3.endpoint", False),
-        ("s3.path-style-access", False),
-        ("io-impl", False),
-        ("table-default.write.parquet.keyless", False),
-    ],
-)
-def test_names_of_secrets_of_catalogs_and_stores(key: str, is_secret: bool) -> None:
-    assert (REDACTED.search(f"spark.sql.catalog.lake.{key}") is not None) is is_secret
+SECRET = [
+    "s3.sse.key", "s3.sse.md5", "header.X-Api-Key", "header.Cookie", "header.X-Custom",
+    "rest.passphrase", "oauth2.client.pem", "credential", "s3.access-key-id",
+    "fs.azure.account.key.x.dfs.core.windows.net", "google.cloud.auth.service.account.private.key",
+    "executorEnv.API_KEY", "fs.s3a.accessKey",
+]  # fmt: skip
+OPEN = [
+    "header.X-Iceberg-Access-Delegation", "s3.endpoint", "s3.path-style-access", "io-impl",
+    "table-default.write.parquet.keyless",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "spark.network.crypto.enabled",
-        "spark.ssl.rpc.enabled",
-        "spark.authenticate.enableSaslEncryption",
-    ],
-)
-def test_each_encryption_of_spark_covers_them(key: str) -> None:
-    assert exposed_keys("yarn", settings(**{key: "true"})) == ()
-    assert exposed_keys("yarn", settings(**{key: "false"})) != ()
+def test_names_of_secrets_of_catalogs_and_stores() -> None:
+    found = [one for one in (*SECRET, *OPEN) if REDACTED.search(f"spark.sql.catalog.lake.{one}")]
+    assert found == SECRET
+
+
+def test_each_encryption_of_spark_covers_them() -> None:
+    encrypts = ("network.crypto.enabled", "ssl.rpc.enabled", "authenticate.enableSaslEncryption")
+    for key in encrypts:
+        assert exposed_keys("yarn", settings(**{f"spark.{key}": "true"})) == ()
+        assert exposed_keys("yarn", settings(**{f"spark.{key}": "false"})) != ()
+    # Authentication alone encrypts nothing.
+    assert exposed_keys("yarn", settings(**{"spark.authenticate": "true"})) != ()
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
 def test_nothing_leaves_a_local_master(master: str) -> None:
     assert exposed_keys(master, settings()) == ()
-
-
-def test_authentication_alone_encrypts_nothing() -> None:
-    assert exposed_keys("yarn", settings(**{"spark.authenticate": "true"})) != ()

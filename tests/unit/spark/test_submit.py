@@ -19,9 +19,7 @@ def environment(master: str, **conf: str) -> Environment:
     return Environment(
         kafka=Kafka(bootstrap_servers="127.0.0.1:1"),
         catalog=Catalog(name="lake", uri="sqlite:///x.db", warehouse="s3://b/w"),
-        spark=Spark(
-            master=master, conf={key.replace("_", "."): value for key, value in conf.items()}
-        ),
+        spark=Spark(master=master, conf={k.replace("_", "."): v for k, v in conf.items()}),
     )
 
 
@@ -55,9 +53,8 @@ def test_configured_options_of_java_win() -> None:
     one = environment("local[2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=4")
     command, _ = submit.submit_command(one, "batch_layer", [], "-XX:TieredStopAtLevel=1")
     # Java takes the last of two values.
-    levels = [
-        o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o
-    ]
+    options = after(command, "--driver-java-options")[0].split()
+    levels = [option for option in options if "TieredStopAtLevel" in option]
     assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
 
 
@@ -81,9 +78,8 @@ def test_a_temporary_folder_that_java_cannot_use_is_refused(
             raise PermissionError(1, "Operation not permitted")
 
         monkeypatch.setattr(mmap, "mmap", refuse)
-    one = environment(
-        "local[2]", spark_driver_extraJavaOptions=f"-Djava.io.tmpdir=/tmp -Djava.io.tmpdir={folder}"
-    )
+    options = f"-Djava.io.tmpdir=/tmp -Djava.io.tmpdir={folder}"
+    one = environment("local[2]", spark_driver_extraJavaOptions=options)
     found = f"temporary folder {folder}: expected to write and execute files.*java.io.tmpdir=FOL"
     with pytest.raises(ConfigurationError, match=found):
         submit.submit(one, [])
@@ -101,10 +97,9 @@ def test_the_python_of_executors_is_not_the_drivers() -> None:
 
 def test_a_driver_elsewhere_is_refused() -> None:
     found = r"expected no spark\.submit.deployMode, or client, found cluster"
+    one = environment("yarn", spark_submit_deployMode="cluster")
     with pytest.raises(ConfigurationError, match=found):
-        submit.submit_command(
-            environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", []
-        )
+        submit.submit_command(one, "speed_layer", [])
 
 
 def test_environment_or_command_names_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +115,7 @@ def test_environment_or_command_names_a_master(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_jobs_log_and_later_output_of_a_script_are_both_in_its_file(tmp_path: Path) -> None:
-    """As `script > log 2>&1` has it: one open file for the script and all that it runs, which no
-    one appends to."""
+    """`script > log 2>&1`: one open file for the script and its programs, without append."""
     log = tmp_path / "log"
     job = f"open({str(log)!r}, 'a').write('a line of the job\\n')"
     code = (

@@ -1,5 +1,4 @@
-"""The process that Python workers are forked from leaves Spark's archives out of its path, and
-nothing else."""
+"""The process that Python workers fork from drops Spark's archives from its path alone."""
 
 import sys
 import zipfile
@@ -17,15 +16,11 @@ def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "pyspark").mkdir()
     jar = tmp_path / "spark" / "jars" / "spark-core_2.13-4.1.3.jar"
     jar.parent.mkdir()
-    for path in (
-        spark / "pyspark.zip",
-        spark / "py4j-0.10.9.9-src.zip",
-        jar,
-        tmp_path / "jobs.zip",
-    ):
+    of_spark = (spark / "pyspark.zip", spark / "py4j-0.10.9.9-src.zip", jar)
+    for path in (*of_spark, tmp_path / "jobs.zip"):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(f"{path.stem.replace('.', '_').replace('-', '_')}.py", "")
-    gone = [str(spark / "pyspark.zip"), str(spark / "py4j-0.10.9.9-src.zip"), str(jar)]
+    gone = [*map(str, of_spark)]
     # A user's archive, folders with Spark's names, the folder that the archives lie in.
     kept = [
         "", str(tmp_path / "jobs.zip"), str(tmp_path / "pyspark"), str(spark),
@@ -40,14 +35,9 @@ def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path_importer_cache", dict(cached))
     forget_archives()
     assert sys.path == kept
-    assert sys.path_importer_cache == {
-        path: finder for path, finder in cached.items() if not path.startswith(tuple(gone))
-    }
-    assert set(cached) - set(sys.path_importer_cache) == {
-        *gone,
-        f"{gone[0]}/pyspark",
-        f"{gone[0]}/pyspark/sql",
-    }
+    left = {path: one for path, one in cached.items() if not path.startswith(tuple(gone))}
+    assert sys.path_importer_cache == left
+    assert set(cached) - set(left) == {*gone, f"{gone[0]}/pyspark", f"{gone[0]}/pyspark/sql"}
     # A second time there is nothing to forget.
     forget_archives()
     assert sys.path == kept
@@ -56,18 +46,16 @@ def test_only_sparks_archives_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_archive_of_a_like_name_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, beside = f"{tmp_path}/pyspark.zip", f"{tmp_path}/pyspark.zip.unpacked"
     monkeypatch.setattr(sys, "path", [archive, beside])
-    monkeypatch.setattr(
-        sys, "path_importer_cache", {archive: None, beside: None, f"{beside}/a": None}
-    )
+    cached = {archive: None, beside: None, f"{beside}/a": None}
+    monkeypatch.setattr(sys, "path_importer_cache", cached)
     forget_archives()
     assert sys.path == [beside]
     assert set(sys.path_importer_cache) == {beside, f"{beside}/a"}
 
 
 def test_imported_modules_stay_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "path", [*sys.path, "/nowhere/pyspark.zip", "/nowhere/py4j-0.10.9.9-src.zip"]
-    )
+    archives = ["/nowhere/pyspark.zip", "/nowhere/py4j-0.10.9.9-src.zip"]
+    monkeypatch.setattr(sys, "path", [*sys.path, *archives])
     forget_archives()
     import importlib.util
 

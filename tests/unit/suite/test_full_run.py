@@ -6,21 +6,17 @@ from full_run import ROOT, SHARED, WHOLE
 
 def test_each_folder_of_tests_is_run() -> None:
     named = {f"tests/{folder}" for folder in (*WHOLE, *(f for some in SHARED for f in some))}
-    folders = {
-        str(file.parent.relative_to(ROOT))
-        for file in (ROOT / "tests").glob("**/test_*.py")
-        if not file.is_relative_to(ROOT / "tests" / "unit")
-    }
+    files = (ROOT / "tests").glob("**/test_*.py")
+    others = [file for file in files if not file.is_relative_to(ROOT / "tests" / "unit")]
+    folders = {str(file.parent.relative_to(ROOT)) for file in others}
     assert folders | {"tests/unit"} == named
 
 
 def test_each_shard_has_a_part_of_the_shared_folders_and_one_shard_each_other_folder() -> None:
     shards = [list(full_run.plan(number, 3)) for number in (1, 2, 3)]
     for number, shard in enumerate(shards, 1):
-        assert all(
-            one[one.index("--splits") :][:4] == ["--splits", "3", "--group", str(number)]
-            for one in shard[: len(SHARED)]
-        )
+        part = ["--splits", "3", "--group", str(number)]
+        assert all(one[one.index("--splits") :][:4] == part for one in shard[: len(SHARED)])
     whole = [one[-1] for shard in shards for one in shard[len(SHARED) :]]
     assert sorted(whole) == sorted(f"tests/{folder}" for folder in WHOLE)
     assert sorted(one[-1] for one in list(full_run.plan(1, 1))[len(SHARED) :]) == sorted(whole)

@@ -1,5 +1,4 @@
-"""Interference of the soak inside a process: it sets the clock, and delays or loses a commit, which
-may land at any time."""
+"""The soak's interference in a process: the clock set, commits delayed or lost."""
 
 import os
 import subprocess

@@ -1,5 +1,4 @@
-"""The faults of `make test-mutations` can still be put into the product: each changes a text that
-stands there once."""
+"""The faults of `make test-mutations` still fit: each changes a text that is there once."""
 
 import pytest
 from mutations import MUTATIONS, ROOT, Mutation

@@ -22,11 +22,9 @@ NAMES = (
 def test_nothing_is_skipped() -> None:
     for file in sorted(TESTS.glob("**/test_*.py")):
         if str(file.relative_to(TESTS)) not in MAY_SKIP:
-            assert not skips(file.read_text(encoding="utf-8")), (
-                f"{file}: expected no skip, found one in line "
-                f"{skips(file.read_text(encoding='utf-8'))}: remove it, or add the file to MAY_SKIP "
-                "with the machines that lack what it needs"
-            )
+            found = skips(file.read_text(encoding="utf-8"))
+            why = f"{file}: lines {found} skip: remove them, or add the file to MAY_SKIP"
+            assert not found, why
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,8 +36,5 @@ def skips(text: str) -> list[int]:
     """Return the lines that skip a test, or expect it to fail."""
     if not any(name.rpartition(".")[2] in text for name in NAMES):
         return []
-    return [
-        node.lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in NAMES
-    ]
+    attributes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)]
+    return [node.lineno for node in attributes if ast.unparse(node) in NAMES]
