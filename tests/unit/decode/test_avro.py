@@ -1,5 +1,4 @@
-"""Avro: what encoders write is read completely, and any other bytes have a verdict; over a batch and
-one by one alike."""
+"""Avro: all that encoders write is read, other bytes get a verdict; in batches and one by one."""
 
 import io
 import json
@@ -88,15 +87,11 @@ def test_cases_of_two_versions_of_a_schema() -> None:
         error=("unknown_schema", "expected it in the schema registry, found none")
     )
     schemas = {
-        1: format_cases.V1,
-        2: format_cases.V2,
-        3: record(("event_id", "int"), ("event_time", "long")),
-        4: record(("event_id", "string")),
-        5: record(("event_id", "string"), ("next", ["null", "shop.Event"])),
-        7: foreign,
-        **dict.fromkeys((0, 2**31 - 1, 2**32 - 2**24), missing),
-        0xFFFFFFFF: missing,
-    }
+        1: format_cases.V1, 2: format_cases.V2,
+        3: record(("event_id", "int"), ("event_time", "long")), 4: record(("event_id", "string")),
+        5: record(("event_id", "string"), ("next", ["null", "shop.Event"])), 7: foreign,
+        **dict.fromkeys((0, 2**31 - 1, 2**32 - 2**24), missing), 0xFFFFFFFF: missing,
+    }  # fmt: skip
     cases = format_cases.avro_cases(ids, START)
     result = expect(spec(schemas, format_cases.DDL, event_time=format_cases.EVENT_TIME), cases)
     read = dict(zip(cases, result.rows.to_pylist(), strict=True))
@@ -134,8 +129,7 @@ def test_random_values_are_read_as_they_were_written(schema: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(budget(2, 8)))
 def test_changed_bytes_are_read_as_fastavro_reads_them_or_refused(seed: int) -> None:
-    """fastavro takes a negative index of a union or enum from the end, and any byte as true; no
-    encoder writes these."""
+    """fastavro takes negative indexes, and any byte as true, which no encoder writes."""
     dice, parsed = random.Random(seed), fastavro.parse_schema(plain(EVENT))
     values = []
     for i in range(1_500):
@@ -144,9 +138,8 @@ def test_changed_bytes_are_read_as_fastavro_reads_them_or_refused(seed: int) -> 
             place = dice.randrange(5, len(value)) if len(value) > 5 else 5
             match dice.randrange(3):
                 case 0:
-                    value[place : place + 1] = bytes(
-                        [dice.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF))]
-                    )
+                    chosen = dice.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF))
+                    value[place : place + 1] = bytes([chosen])
                 case 1:
                     del value[place : place + 1]
                 case _:
@@ -223,10 +216,8 @@ def test_odd_bytes(value: bytes, fields: Any, code: str | None, is_one_by_one: b
 
 def test_records_of_several_schemas_keep_their_order() -> None:
     older = record(("name", "string"), ("id", "string"))
-    values = [
-        encoded(good(i)) if i % 3 else encoded({"name": f"n{i}", "id": f"a{i}"}, older, id=4)
-        for i in range(50)
-    ]
+    others = [encoded({"name": f"n{i}", "id": f"a{i}"}, older, id=4) for i in range(50)]
+    values = [encoded(good(i)) if i % 3 else other for i, other in enumerate(others)]
     result = decoded(spec({7: EVENT, 4: older}), list(values))
     assert not result.errors
     assert result.rows["id"].to_pylist() == [f"a{i}" for i in range(50)]
@@ -282,10 +273,8 @@ def test_a_decimal_of_more_digits_than_a_column_is_read_if_its_value_fits() -> N
     """Kafka Connect writes decimal(64,s), whatever the source's column has."""
     schema = record(("c", of("decimal", "bytes", precision=64, scale=2)))
     values = [0, 119, -(10**38) + 1, 10**38, -(10**60)]
-    payloads = [
-        wired(7, encode(schema, {"c": n.to_bytes(32, "big", signed=True).decode("latin-1")}))
-        for n in values
-    ]
+    texts = [n.to_bytes(32, "big", signed=True).decode("latin-1") for n in values]
+    payloads = [wired(7, encode(schema, {"c": text})) for text in texts]
     result = decoded(spec({7: schema}, "c DECIMAL(38,2)"), list(payloads))
     assert {i: code for i, (code, _) in result.errors.items()} == {3: "wrong_type", 4: "wrong_type"}
     assert "c: expected decimal(38,2), found 1" in result.errors[3][1]
@@ -297,9 +286,8 @@ def test_a_decimal_of_more_digits_than_a_column_is_read_if_its_value_fits() -> N
 def test_a_decimal_of_many_bytes_is_refused_without_its_digits(size: int) -> None:
     """The hazard: a record of a megabyte that takes a minute, and then fails the worker."""
     schema = record(("c", of("decimal", "bytes", precision=64, scale=2)))
-    values = [
-        wired(7, varint(size) + first + b"\0" * (size - 2) + b"w") for first in (b"\0", b"\x7f")
-    ]
+    texts = (varint(size) + first + b"\0" * (size - 2) + b"w" for first in (b"\0", b"\x7f"))
+    values = [wired(7, text) for text in texts]
     result = decoded(spec({7: schema}, "c DECIMAL(38,2)"), list(values))
     assert str(result.rows["c"][0]) == "1.19"
     assert {i: code for i, (code, _) in result.errors.items()} == {1: "wrong_type"}
@@ -321,9 +309,7 @@ UNIONS: list[tuple[Any, str, list[tuple[Any, Any]]]] = [
 
 
 @pytest.mark.parametrize(("written", "ddl", "values"), UNIONS)
-def test_a_union_is_read_by_the_type_of_each_value(
-    written: Any, ddl: str, values: list[tuple[Any, Any]]
-) -> None:
+def test_a_value_of_a_union_is_read(written: Any, ddl: str, values: list[tuple[Any, Any]]) -> None:
     schema = record(("c", written))
     payloads = [wired(7, encode(schema, {"c": value})) for value, _ in values]
     result = decoded(spec({7: schema}, ddl), list(payloads))
@@ -351,9 +337,8 @@ def test_a_union_of_records_has_a_column_of_each() -> None:
     why = "A: expected struct<n:int>, found a value of type"
     assert result.errors == {2: ("wrong_type", f"{why} string"), 6: ("wrong_type", f"{why} C")}
     of_other = [of_a, {**of_a, "namespace": "o"}]
-    result = decoded(
-        spec({7: of_other}, "shop_A STRUCT<n: INT>, o_A STRUCT<n: INT>"), [wired(7, b"\2\6")]
-    )
+    ddl = "shop_A STRUCT<n: INT>, o_A STRUCT<n: INT>"
+    result = decoded(spec({7: of_other}, ddl), [wired(7, b"\2\6")])
     assert result.rows["o_A"].to_pylist() == [{"n": 3}]
     # One record is the value itself.
     alone = ["null", record(("n", "int"))]
@@ -380,9 +365,8 @@ def test_times_of_debezium_are_read_by_their_own_names() -> None:
     result = decoded(spec(schemas, "c BIGINT"), list(sent))
     assert result.rows["c"].to_pylist() == [1_000_000] * 2
     columns = parse_schema({"c": {"type": "TIMESTAMP", "unit": "micros"}})
-    with pytest.raises(
-        Incompatible, match=r"in micros since 1970, found long \(timestamp-millis\)"
-    ):
+    found = r"in micros since 1970, found long \(timestamp-millis\)"
+    with pytest.raises(Incompatible, match=found):
         avro.plan(json.dumps(schemas[1]), columns)
     avro.plan(json.dumps(schemas[2]), columns)
 

@@ -78,15 +78,12 @@ def test_numbers_are_those_of_each_text(texts: list[str | None], kind: str) -> N
 @pytest.mark.parametrize("delimiter", [",", "\t", "|", "\\", "'", ".", "]", "^", "-", "é", "😀"])
 def test_any_delimiter(delimiter: str) -> None:
     spec = spec_of("a STRING, b STRING, c INT", "csv", delimiter=delimiter)
-    lines = [
-        delimiter.join(fields).encode() for fields in (("x", f'"{delimiter}"', "1"), ("", "", ""))
-    ]
+    fields = (("x", f'"{delimiter}"', "1"), ("", "", ""))
+    lines = [delimiter.join(each).encode() for each in fields]
     result = decoded(spec, [*lines])
     assert not result.errors
-    assert [list(row.values())[:3] for row in result.rows.to_pylist()] == [
-        ["x", delimiter, 1],
-        [None] * 3,
-    ]
+    found = [list(row.values())[:3] for row in result.rows.to_pylist()]
+    assert found == [["x", delimiter, 1], [None] * 3]
 
 
 def test_columns_by_the_names_of_a_header() -> None:
@@ -128,15 +125,12 @@ def test_raw_bytes() -> None:
     result = Decoder(spec_of(RAW_DDL, "raw")).decode(batch)
     assert result.rows["value"].to_pylist() == [value for value, _, _ in cases.values()]
     assert result.rows["key"].to_pylist() == ["k", None, None]
-    assert result.errors == {
-        1: ("invalid_utf8", "key: expected UTF-8, found bytes that are not"),
-        2: ("missing_required", "value: expected binary NOT NULL, found null or no such field"),
-    }
+    missing = "value: expected binary NOT NULL, found null or no such field"
+    not_utf8 = ("invalid_utf8", "key: expected UTF-8, found bytes that are not")
+    assert result.errors == {1: not_utf8, 2: ("missing_required", missing)}
     texts = Decoder(spec_of("key STRING, value STRING", "raw")).decode(batch)
-    assert {i: code for i, (code, _) in texts.errors.items()} == {
-        0: "invalid_utf8",
-        1: "invalid_utf8",
-    }
+    expected = {0: "invalid_utf8", 1: "invalid_utf8"}
+    assert {i: code for i, (code, _) in texts.errors.items()} == expected
     assert texts.rows["value"].to_pylist() == [None, "", None]
 
 

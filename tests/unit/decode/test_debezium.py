@@ -1,5 +1,4 @@
-"""Debezium's changes, in JSON and Avro: the row of a change, or of a delete the row before it, and
-fields of the change."""
+"""Debezium's changes, in JSON and Avro: the row, of a delete the one before, and other fields."""
 
 import io
 import json
@@ -48,10 +47,7 @@ def change(op: str, before: object, after: object, source: object = SOURCE) -> d
 def decoded(
     values: Sequence[object], keys: Sequence[bytes | None] = (), of: Stream | None = None
 ) -> Decoded:
-    sent = [
-        value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-        for value in values
-    ]
+    sent = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
     key = pa.array([*keys, *[None] * (len(sent) - len(keys))], pa.binary())
     batch = new_batch(sent).append_column("key", key)
     return Decoder(decode_spec(of or stream("json"), lists_unknown=True)).decode(batch)
@@ -63,19 +59,13 @@ def rows(result: Decoded) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("has_schema", [False, True])
 def test_changes(has_schema: bool) -> None:
-    sent = [
-        change("c", None, ROW),
-        change("u", {**ROW, "id": 4}, ROW),
-        change("d", ROW, None),
-        {"op": "r", "after": ROW},
-    ]
+    sent = [change("c", None, ROW), change("u", {**ROW, "id": 4}, ROW), change("d", ROW, None)]
+    sent.append({"op": "r", "after": ROW})
     values = [{"schema": {"type": "struct"}, "payload": one} if has_schema else one for one in sent]
     result = decoded(values)
     assert not result.errors and not result.unknown
-    assert rows(result) == [
-        *({**READ, "op": op, **OF_SOURCE} for op in "cud"),
-        {**READ, "op": "r", "lsn": None, "at": None},
-    ]
+    of_read = {**READ, "op": "r", "lsn": None, "at": None}
+    assert rows(result) == [*({**READ, "op": op, **OF_SOURCE} for op in "cud"), of_read]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +82,7 @@ def test_changes(has_schema: bool) -> None:
         ("made-at", {"name": 5}, ""),
     ],
 )  # fmt: skip
-def test_values_that_their_schema_writes_otherwise_are_no_others(
-    name: str, of: dict[str, Any], words: str
-) -> None:
+def test_values_that_a_schema_writes_otherwise(name: str, of: dict[str, Any], words: str) -> None:
     """The hazard: another precision in the database, whose values would be other ones."""
     fields = [{"field": "id"}, {"type": "int64", **of, "field": name}]
     schema = {"fields": [{"field": part, "fields": fields} for part in ("before", "after")]}
@@ -188,9 +176,8 @@ def test_more_levels_than_python_reads_are_a_dead_letter(levels: int) -> None:
         b'{"payload":{"op":"d","before":{"x":%s}}}' % deep, b'{"op":"d"}', None,
     ]  # fmt: skip
     result = decoded([*wrong, change("c", None, ROW)], [None, None, None, key, key])
-    assert {i: code for i, (code, _) in result.errors.items()} == dict.fromkeys(
-        range(5), "too_deep"
-    )
+    found = {i: code for i, (code, _) in result.errors.items()}
+    assert found == dict.fromkeys(range(5), "too_deep")
     assert rows(result)[5] == {**READ, "op": "c", **OF_SOURCE}
 
 

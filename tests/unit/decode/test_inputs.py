@@ -14,12 +14,9 @@ from speed_layer.plan import assign
 
 
 def assigned(places: list[tuple[int, int]], hours: list[HourRange]) -> list[str]:
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "partition": pa.array([p for p, _ in places], pa.int32()),
-            "offset": pa.array([o for _, o in places], pa.int64()),
-        }
-    )
+    partitions = pa.array([p for p, _ in places], pa.int32())
+    offsets = pa.array([o for _, o in places], pa.int64())
+    batch = pa.RecordBatch.from_pydict({"partition": partitions, "offset": offsets})
     found: list[str] = assign_hours(batch, check_hours(hours)).column("ingest_hour").to_pylist()
     return found
 
@@ -41,8 +38,7 @@ def test_hours_by_partition_and_offset() -> None:
 
 @st.composite
 def _hours(draw: st.DrawFn) -> list[HourRange]:
-    """Hours with ends that do not decrease, for partitions 0 and 1; the last one open, or
-    closed."""
+    """Hours with ends that do not decrease, of partitions 0 and 1; the last open, or closed."""
     ends = [{0: 0, 1: 0}]
     for _ in range(draw(st.integers(0, 4))):
         ends.append({p: e + draw(st.integers(0, 5)) for p, e in ends[-1].items()})
@@ -54,12 +50,9 @@ def _hours(draw: st.DrawFn) -> list[HourRange]:
 def test_a_worker_assigns_the_hours_that_the_plan_assigns(hours: list[HourRange], rng: Any) -> None:
     last = hours[-1].ends
     ends = {p: 25 if last is None else last[p] for p in (0, 1)}
-    planned = {
-        (p, offset): hour
-        for hour, ranges in assign({p: (0, end) for p, end in ends.items()}, hours).items()
-        for p, (start, end) in ranges.items()
-        for offset in range(start, end)
-    }
+    ranges = assign({p: (0, end) for p, end in ends.items()}, hours).items()
+    parts = [(hour, p, part) for hour, of_hour in ranges for p, part in of_hour.items()]
+    planned = {(p, offset): hour for hour, p, part in parts for offset in range(*part)}
     places = [(p, offset) for p, end in ends.items() for offset in range(end)]
     rng.shuffle(places)
     assert dict(zip(places, assigned(places, hours), strict=True)) == planned

@@ -151,10 +151,9 @@ def test_numbers_that_json_does_not_have_are_named(number: str) -> None:
 
 @pytest.mark.parametrize("every", [1, 3, 700])
 def test_unknown_fields_are_listed_wherever_they_are_first_seen(every: int) -> None:
-    values = [
-        json.dumps({"id": f"e{i}", **({"x": i, "y": None} if i % every == 0 else {})}).encode()
-        for i in range(2_000)
-    ]
+    unknown = {"x": 1, "y": None}
+    sent = [{"id": f"e{i}"} | (unknown if i % every == 0 else {}) for i in range(2_000)]
+    values = [json.dumps(one).encode() for one in sent]
     result = decoded(spec_of("id STRING", lists_unknown=True), [*values])
     assert not result.errors
     assert result.rows["id"].to_pylist() == [f"e{i}" for i in range(2_000)]
@@ -164,14 +163,11 @@ def test_unknown_fields_are_listed_wherever_they_are_first_seen(every: int) -> N
 
 def test_more_unknown_fields_than_are_learned_are_listed_too() -> None:
     names = [f"x{i:03}" for i in range(MOST_LEARNED + 10)]
-    values = [
-        json.dumps({"id": "a", **dict.fromkeys(names[: i + 1], 1)}).encode()
-        for i in range(len(names))
-    ]
+    sent = ({"id": "a", **dict.fromkeys(names[: i + 1], 1)} for i in range(len(names)))
+    values = [json.dumps(one).encode() for one in sent]
     result = decoded(spec_of("id STRING", lists_unknown=True), [*values, values[0]])
-    assert result.unknown == {i: names[: i + 1] for i in range(len(names))} | {
-        len(names): names[:1]
-    }
+    expected = result.unknown
+    assert expected == {i: names[: i + 1] for i in range(len(names))} | {len(names): names[:1]}
     assert result.rows["id"].to_pylist() == ["a"] * (len(names) + 1)
 
 
@@ -179,21 +175,17 @@ def test_rescued_fields_are_kept_as_they_were_sent() -> None:
     spec = spec_of("id STRING", rescued="rescued")
     values = [b'{"b":{"x":1.50},"id":"a","a\\"":1e400}', b'{"id":"b"}', b'{"id":5,"c":null}']
     result = decoded(spec, list(values))
-    assert result.rows["rescued"].to_pylist() == [
-        '{"a\\"":1e400,"b":{"x":1.50}}',
-        None,
-        '{"c":null}',
-    ]
+    expected = ['{"a\\"":1e400,"b":{"x":1.50}}', None, '{"c":null}']
+    assert result.rows["rescued"].to_pylist() == expected
     assert result.rows["id"].to_pylist() == ["a", "b", "5"]
 
 
 def test_refused_fields_are_a_verdict_after_all_others() -> None:
     spec = spec_of("id STRING NOT NULL", refuses_unknown=True)
     values = [b'{"id":"a","y":1,"x":2}', b'{"x":1}', b'{"id":"a"}']
-    assert decoded(spec, list(values)).errors == {
-        0: ("unknown_field", "expected no fields beside those of the schema, found x, y"),
-        1: ("missing_required", "id: expected string NOT NULL, found null or no such field"),
-    }
+    others = ("unknown_field", "expected no fields beside those of the schema, found x, y")
+    lacks = ("missing_required", "id: expected string NOT NULL, found null or no such field")
+    assert decoded(spec, list(values)).errors == {0: others, 1: lacks}
 
 
 def test_the_verdict_is_of_the_first_column() -> None:
@@ -205,10 +197,8 @@ def test_the_verdict_is_of_the_first_column() -> None:
 
 def test_what_can_be_read_of_a_dead_letter_is_there() -> None:
     """The hazard: an erasure looks for a person in a record whose amount is wrong."""
-    result = decoded(
-        spec_of("id STRING, at TIMESTAMP, n INT"),
-        [b'{"id":"p","at":"noon","n":7}', b'{"id":"q","n":"x"}'],
-    )
+    spec = spec_of("id STRING, at TIMESTAMP, n INT")
+    result = decoded(spec, [b'{"id":"p","at":"noon","n":7}', b'{"id":"q","n":"x"}'])
     read = result.rows.select(["id", "at", "n"]).to_pylist()
     assert read == [{"id": "p", "at": None, "n": 7}, {"id": "q", "at": None, "n": None}]
 
@@ -245,10 +235,8 @@ def test_other_texts_are_no_times(text: str) -> None:
 
 def test_dates() -> None:
     good = ["2024-02-29", "0001-01-01", "9999-12-31", "2026-04-30"]
-    assert [
-        r["day"].isoformat()
-        for r in rows("day DATE", *(json.dumps({"day": d}).encode() for d in good))
-    ] == good
+    found = rows("day DATE", *(json.dumps({"day": d}).encode() for d in good))
+    assert [r["day"].isoformat() for r in found] == good
     for text in ("2026-04-31", "0000-12-31", "10000-01-01", "2026-11-21T03:10:00Z", "2026-1-1"):
         code, words = verdict("day DATE", json.dumps({"day": text}).encode())
         assert (code, words) == ("unreadable_timestamp", f"day: expected date, found {text}")
@@ -256,20 +244,15 @@ def test_dates() -> None:
 
 @pytest.mark.parametrize(("past", "future"), [(3_600_000_000, 60_000_000), (0, 0)])
 def test_bounds_of_the_event_time_are_exact(past: int, future: int) -> None:
-    bounds = {
-        "column": "at",
-        "past": timedelta(microseconds=past),
-        "future": timedelta(microseconds=future),
-    }
-    first, last = START - bounds["past"], START + timedelta(hours=1) + bounds["future"]
+    before, after = (timedelta(microseconds=bound) for bound in (past, future))
+    bounds = {"column": "at", "past": before, "future": after}
+    first, last = START - before, START + timedelta(hours=1) + after
     moments = (first - MICROSECOND, first, last, last + MICROSECOND)
-    values: list[bytes | None] = [
-        json.dumps({"at": m.isoformat(timespec="microseconds")}).encode() for m in moments
-    ]
+    texts = (m.isoformat(timespec="microseconds") for m in moments)
+    values: list[bytes | None] = [json.dumps({"at": text}).encode() for text in texts]
     errors = decoded(spec_of("at TIMESTAMP", event_time=bounds), values).errors
-    assert {i: code for i, (code, _) in errors.items()} == dict.fromkeys(
-        (0, 3), "event_time_out_of_bounds"
-    )
+    found = {i: code for i, (code, _) in errors.items()}
+    assert found == dict.fromkeys((0, 3), "event_time_out_of_bounds")
     assert errors[0][1].startswith("at: expected a time near the ingest hour, found 2026-11-2")
     assert not decoded(spec_of("at TIMESTAMP", event_time={"column": "at"}), values).errors
     assert not decoded(spec_of("at TIMESTAMP", event_time=bounds), [b"{}", b'{"at":null}']).errors
@@ -278,13 +261,8 @@ def test_bounds_of_the_event_time_are_exact(past: int, future: int) -> None:
 def test_each_record_is_held_to_the_bounds_of_its_own_hour() -> None:
     values: list[bytes | None] = [b'{"at":"2026-11-21T0%d:30:00Z"}' % hour for hour in (3, 4, 3, 4)]
     hours = [HOUR, "2026-11-21T04", "2026-11-21T04", HOUR]
-    result = decoded(
-        spec_of(
-            "at TIMESTAMP", event_time={"column": "at", "past": "0 seconds", "future": "0 seconds"}
-        ),
-        values,
-        hours=hours,
-    )
+    bounds = {"column": "at", "past": "0 seconds", "future": "0 seconds"}
+    result = decoded(spec_of("at TIMESTAMP", event_time=bounds), values, hours=hours)
     assert sorted(result.errors) == [2, 3]
 
 
@@ -319,10 +297,8 @@ def test_a_thousand_columns() -> None:
 
 
 def test_names_that_python_and_sql_reserve() -> None:
-    [row] = rows(
-        "class STRING, `select` INT, None DOUBLE, __init__ STRING",
-        b'{"class":"a","select":1,"None":2,"__init__":"b"}',
-    )
+    ddl = "class STRING, `select` INT, None DOUBLE, __init__ STRING"
+    [row] = rows(ddl, b'{"class":"a","select":1,"None":2,"__init__":"b"}')
     assert list(row.values())[:4] == ["a", 1, 2.0, "b"]
 
 
@@ -410,9 +386,8 @@ def test_parts_of_nested_values_are_read_as_columns(objects: list[dict[str, str]
         fs = item.get("fs") or {}
         flat = {"cost": item.get("cost"), "at": item.get("at"), "a": fs.get("a"), "b": fs.get("b")}
         sent = as_json({name: json.dumps(value) for name, value in flat.items()})
-        result = decoded(
-            spec_of("cost DECIMAL(6,3), at TIMESTAMP, a FLOAT, b FLOAT"), [sent.encode()]
-        )
+        spec = spec_of("cost DECIMAL(6,3), at TIMESTAMP, a FLOAT, b FLOAT")
+        result = decoded(spec, [sent.encode()])
         if result.errors:
             raise ValueError
         [row] = result.rows.to_pylist()
@@ -459,9 +434,7 @@ def test_texts_that_are_no_text_beside_values_of_any_type(text: bytes) -> None:
 
 @pytest.mark.parametrize("second", ["STRUCT<a: INT, z: STRING>", "STRING", "MAP<STRING, INT>"])
 @pytest.mark.parametrize("lists_unknown", [False, True])
-def test_no_bytes_in_a_field_of_several_columns_make_it_fail(
-    second: str, lists_unknown: bool
-) -> None:
+def test_no_bytes_in_a_field_of_several_columns_fail(second: str, lists_unknown: bool) -> None:
     schema = {"x": {"type": "INT", "from": "s.a"}, "s": second}
     spec = DecodeSpec(parse_schema(schema), None, "json", lists_unknown=lists_unknown)
     limit = sys.getrecursionlimit()
@@ -480,9 +453,10 @@ def test_names_in_a_map_that_are_no_times(kind: str) -> None:
     sent = [{"m": {day: 1}}, {"m": {day: 1, "x": 2}}, {"list": [{}, {"": 1}]}, {"m": None}]
     ddl = f"m MAP<{kind}, INT>, list ARRAY<MAP<{kind}, INT>>"
     result = decoded(spec_of(ddl), [json.dumps(one).encode() for one in sent])
+    of_list = ("wrong_type", f"list[1].: expected {kind.lower()}, found ")
     assert result.errors == {
         1: ("wrong_type", f"m.x: expected {kind.lower()}, found x"),
-        2: ("wrong_type", f"list[1].: expected {kind.lower()}, found "),
+        2: of_list,
     }
     (known, unknown) = result.good["m"].to_pylist()
     assert [(str(name)[:10], n) for name, n in known] == [("2026-11-21", 1)] and unknown is None
@@ -494,10 +468,8 @@ def test_names_in_a_map_that_are_no_numbers(kind: str) -> None:
     wrong += ["1e300"] if kind == "FLOAT" else []
     sent = [{"m": dict.fromkeys(good, 1)}, *({"m": {"1.5": 1, name: 2}} for name in wrong), {}]
     result = decoded(spec_of(f"m MAP<{kind}, INT>"), [json.dumps(one).encode() for one in sent])
-    assert result.errors == {
-        i: ("wrong_type", f"m.{name}: expected {kind.lower()}, found {name}")
-        for i, name in enumerate(wrong, 1)
-    }
+    texts = [f"m.{name}: expected {kind.lower()}, found {name}" for name in wrong]
+    assert result.errors == {i: ("wrong_type", text) for i, text in enumerate(texts, 1)}
     assert result.good["m"].to_pylist() == [[(1.5, 1), (-0.25, 1), (0.0, 1)], None]
 
 

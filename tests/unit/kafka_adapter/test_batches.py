@@ -30,14 +30,9 @@ class Written:
 
 
 def batch(
-    first: int,
-    offsets: Iterable[int],
-    end: int | None = None,
-    producer: int | None = None,
-    codec: int = NONE,
-    control: int | None = None,
-    headers: list[tuple[str, bytes]] | None = None,
-) -> Written:
+    first: int, offsets: Iterable[int], end: int | None = None, producer: int | None = None, codec: int = NONE,
+    control: int | None = None, headers: list[tuple[str, bytes]] | None = None,
+) -> Written:  # fmt: skip
     """A batch of format 2 that begins at `first`, holds records of these offsets, and ends before
     `end`: as the broker stores it, also after compaction took records out of it."""
     held = list(offsets)
@@ -65,8 +60,7 @@ def marker(offset: int, producer: int, what: int) -> Written:
 
 @dataclass
 class Log:
-    """A partition's log that answers as a broker does: whole batches, the first one always, the
-    last one cut off."""
+    """A partition's log as a broker answers: whole batches, the first always, the last cut off."""
 
     batches: list[Written]
     aborted: tuple[tuple[int, int, int], ...] = ()
@@ -82,15 +76,9 @@ class Log:
         behind = [b for b in self.batches if b.end > offset]
         data = b"".join(b.data for b in behind)[: max(size, len(behind[0].data) if behind else 0)]
         self.fetched += len(data)
-        aborted = tuple(
-            (producer, first) for producer, first, last in self.aborted if last >= offset
-        )
-        return Fetched(
-            data,
-            aborted,
-            self.start,
-            self.stable_end or (self.batches[-1].end if self.batches else 0),
-        )
+        aborted = tuple((producer, at) for producer, at, last in self.aborted if last >= offset)
+        end = self.stable_end or (self.batches[-1].end if self.batches else 0)
+        return Fetched(data, aborted, self.start, end)
 
 
 def seen(log: Log, missing: Iterable[int], start: int = 0) -> Explanation:
@@ -103,28 +91,20 @@ def seen(log: Log, missing: Iterable[int], start: int = 0) -> Explanation:
 def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_the_fetch() -> None:
     log = Log(
         [
-            batch(0, [0, 1], producer=PRODUCER),
-            marker(2, PRODUCER, COMMIT),
-            batch(3, [3, 4], producer=PRODUCER),
-            batch(5, [5], producer=OTHER),
-            marker(6, PRODUCER, ABORT),
-            batch(7, [7], producer=PRODUCER),
-            marker(8, PRODUCER, COMMIT),
-            marker(9, OTHER, COMMIT),
+            batch(0, [0, 1], producer=PRODUCER), marker(2, PRODUCER, COMMIT),
+            batch(3, [3, 4], producer=PRODUCER), batch(5, [5], producer=OTHER), marker(6, PRODUCER, ABORT),
+            batch(7, [7], producer=PRODUCER), marker(8, PRODUCER, COMMIT), marker(9, OTHER, COMMIT),
         ],
         aborted=((PRODUCER, 3, 6),),
-    )
+    )  # fmt: skip
     assert seen(log, [2, 3, 4, 6, 8, 9]) == Explanation({"control": 4, "aborted": 2})
-    # Of the same producer, what comes before and behind the aborted transaction is there to be
-    # read.
+    # What comes before and behind the aborted transaction of the same producer is to be read.
     assert seen(log, [0, 3, 7]) == Explanation({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
 
 
 def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
-    log = Log(
-        [batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)],
-        aborted=((PRODUCER, 0, 4),),
-    )
+    written = [batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)]
+    log = Log(written, aborted=((PRODUCER, 0, 4),))
     assert seen(log, [2, 3], start=2) == Explanation({"aborted": 2})
 
 
@@ -150,9 +130,8 @@ def test_offsets_before_the_logs_start_are_retention() -> None:
 def test_offsets_before_a_start_within_a_batch_stay_retention() -> None:
     """The batch still has their records, which no consumer receives."""
     log = Log([batch(0, [0, 2, *range(4, 9)], end=10)], start=5)
-    assert seen(log, range(10)) == Explanation(
-        {"retention": 5, "present": 4, "compacted": 1}, ((5, 9),)
-    )
+    counts = {"retention": 5, "present": 4, "compacted": 1}
+    assert seen(log, range(10)) == Explanation(counts, ((5, 9),))
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -177,12 +156,10 @@ def test_a_log_with_an_earlier_end_is_requested_again() -> None:
 
 def test_only_batches_around_missing_offsets_are_fetched() -> None:
     log = Log([])
-    for i in range(10):
-        log.batches += [
-            batch(i * 801 + j * 20, range(i * 801 + j * 20, i * 801 + j * 20 + 20))
-            for j in range(40)
-        ]
-        log.batches.append(marker(i * 801 + 800, PRODUCER, COMMIT))
+    for first in range(0, 8010, 801):
+        starts = range(first, first + 800, 20)
+        log.batches += [batch(start, range(start, start + 20)) for start in starts]
+        log.batches.append(marker(first + 800, PRODUCER, COMMIT))
     assert seen(log, range(800, 8010, 801)) == Explanation({"control": 10})
     assert len(log.fetches) == 10
     assert log.fetched < sum(len(b.data) for b in log.batches) / 3
@@ -190,11 +167,8 @@ def test_only_batches_around_missing_offsets_are_fetched() -> None:
 
 def test_dense_markers_take_few_large_fetches() -> None:
     log = Log([])
-    for i in range(20_000):
-        log.batches += [
-            batch(2 * i, [2 * i], producer=PRODUCER),
-            marker(2 * i + 1, PRODUCER, COMMIT),
-        ]
+    for at in range(0, 40_000, 2):
+        log.batches += [batch(at, [at], producer=PRODUCER), marker(at + 1, PRODUCER, COMMIT)]
     total = sum(len(b.data) for b in log.batches)
     assert seen(log, range(1, 40_000, 2)) == Explanation({"control": 20_000})
     assert len(log.fetches) < 20

@@ -27,9 +27,8 @@ class Log:
         self.batches: list[tuple[int, int, bytes]] = []
 
     def add(self, *values: Value, aborted: bool = False, name: str = "h") -> Log:
-        builder = DefaultRecordBatchBuilder(
-            2, self.codec, aborted, 7 if aborted else -1, 0, 0, 1 << 40
-        )
+        producer = 7 if aborted else -1
+        builder = DefaultRecordBatchBuilder(2, self.codec, aborted, producer, 0, 0, 1 << 40)
         for delta, value in enumerate(values):
             headers = [(name, b"x"), ("n", None)]
             builder.append(delta, 1_000 + delta, b"k%d" % delta, value, headers)

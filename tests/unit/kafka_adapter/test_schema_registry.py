@@ -1,5 +1,4 @@
-"""The registry's client against an HTTP server that answers what a test says: what each answer
-means."""
+"""The registry's client against an HTTP server that a test scripts: what each answer means."""
 
 import base64
 import json
@@ -73,10 +72,8 @@ def test_impossible_schema_ids_are_not_requested(server: Answering) -> None:
 def test_subjects_of_an_id_count_deleted_versions_too(server: Answering) -> None:
     registry, path = server.registry(), "/schemas/ids/7/versions?deleted=true"
     assert not registry.belongs(7, "a")
-    server.answers[path] = (
-        200,
-        json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]),
-    )
+    versions = [{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]
+    server.answers[path] = (200, json.dumps(versions))
     assert registry.belongs(7, "a") and registry.belongs(7, "b") and registry.belongs(7, "a")
     assert not registry.belongs(7, "c")
     assert server.paths == [f"/api{path}"] * 3
@@ -99,9 +96,10 @@ def test_no_listener_is_a_transient_error() -> None:
 def test_a_request_without_access_is_refused(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, json.dumps({"error_code": status, "message": "no"}))
     found = f"found {status} no; check registry.user and registry.password"
-    with pytest.raises(ConfigurationError, match=found):
+    with pytest.raises(ConfigurationError, match=found) as error:
         server.registry(user="u", password="hunter2").schema(7)
     assert server.authorization == "Basic " + base64.b64encode(b"u:hunter2").decode()
+    assert "hunter2" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -155,20 +153,11 @@ def test_a_registrys_authority_is_known(tmp_path: Path, monkeypatch: pytest.Monk
             server.registry(ca=files["ca"]).schema(7)
 
 
-def test_a_password_is_in_no_message(server: Answering) -> None:
-    server.answers["/schemas/ids/7"] = (403, "no")
-    with pytest.raises(ConfigurationError) as error:
-        server.registry(user="u", password="hunter2").schema(7)
-    assert "hunter2" not in str(error.value)
-
-
 def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answering) -> None:
     registry, path = server.registry(), "/subjects/a%2Fb-value/versions/latest"
     assert registry.latest("a/b-value") is None
-    server.answers[path] = (
-        200,
-        json.dumps({"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}),
-    )
+    first = {"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}
+    server.answers[path] = (200, json.dumps(first))
     assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}")
     more = {"version": 2, "schema": "[]", "schemaType": "JSON"}
     server.answers[path] = (200, json.dumps(more))

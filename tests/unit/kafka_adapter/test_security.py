@@ -34,17 +34,14 @@ def kafka(**security: Any) -> config.Kafka:
     return config.Kafka.model_validate({"bootstrap_servers": "b:1", "security": security})
 
 
+OAUTH_OF_SCOPE = OAUTH | {"sasl.oauthbearer.scope": "s", "sasl.oauthbearer.extensions": "a=1,b=2"}
 IDENTITIES: dict[str, dict[str, str]] = {
-    "none": {},
-    "TLS": {"security.protocol": "SSL"},
+    "none": {}, "TLS": {"security.protocol": "SSL"},
     "PLAIN": {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": 'p"\\'},
     "SCRAM": {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "u", "sasl.password": "p"},
-    "OAUTHBEARER": OAUTH
-    | {"sasl.oauthbearer.scope": "s", "sasl.oauthbearer.extensions": "a=1,b=2"},
-    "a profile of AWS": MSK | {"aws.profile": "kafka"},
-    "a role of AWS": MSK | {"aws.role.arn": ROLE},
-    "Kerberos": KERBEROS,
-}
+    "OAUTHBEARER": OAUTH_OF_SCOPE, "a profile of AWS": MSK | {"aws.profile": "kafka"},
+    "a role of AWS": MSK | {"aws.role.arn": ROLE}, "Kerberos": KERBEROS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
@@ -60,21 +57,16 @@ def test_the_files_of_an_identity_reach_both_clients(tmp_path: Path) -> None:
     for file in files.values():
         file.write_text("-----BEGIN")
     security = KERBEROS | {
-        "ssl.truststore.location": str(files["ca.pem"]),
-        "ssl.keystore.location": str(files["client.pem"]),
-        "ssl.key.password": "k",
-        "sasl.kerberos.principal": "jobs@EXAMPLE.COM",
-        "sasl.kerberos.keytab": str(files["jobs.keytab"]),
-        "java.security.krb5.conf": str(files["krb5.conf"]),
-    }
+        "ssl.truststore.location": str(files["ca.pem"]), "ssl.keystore.location": str(files["client.pem"]),
+        "ssl.key.password": "k", "sasl.kerberos.principal": "jobs@EXAMPLE.COM",
+        "sasl.kerberos.keytab": str(files["jobs.keytab"]), "java.security.krb5.conf": str(files["krb5.conf"]),
+    }  # fmt: skip
     one = kafka(**security)
     options = spark_options(one)
     assert options["kafka.ssl.truststore.type"] == options["kafka.ssl.keystore.type"] == "PEM"
     assert options["kafka.ssl.key.password"] == "k"
-    assert options[JAAS].endswith(
-        'useKeyTab="true" storeKey="true" '
-        f'keyTab="{files["jobs.keytab"]}" principal="jobs@EXAMPLE.COM";'
-    )
+    keytab = f'keyTab="{files["jobs.keytab"]}" principal="jobs@EXAMPLE.COM";'
+    assert options[JAAS].endswith(f'useKeyTab="true" storeKey="true" {keytab}')
     settings = kafka_python_settings(one)
     assert settings["ssl_cafile"] == str(files["ca.pem"])
     assert (settings["ssl_certfile"], settings["ssl_password"]) == (str(files["client.pem"]), "k")
@@ -95,40 +87,28 @@ def test_a_java_key_stores_error_has_the_commands(tmp_path: Path, content: bytes
 @pytest.mark.parametrize(
     ("security", "properties"),
     [
-        (
-            OAUTH,
-            '-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls="https://login.example.com/token"',
-        ),
+        (OAUTH, '-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls="https://login.example.com/token"'),
         (MSK, '-Daws.region="eu-central-1"'),
-        (
-            KERBEROS | {"java.security.krb5.conf": "/etc/krb 5.conf"},
-            '-Djava.security.krb5.conf="/etc/krb 5.conf"',
-        ),
+        (KERBEROS | {"java.security.krb5.conf": "/etc/krb 5.conf"}, '-Djava.security.krb5.conf="/etc/krb 5.conf"'),
     ],
-)
+)  # fmt: skip
 def test_java_of_executors_gets_the_identity(security: dict[str, str], properties: str) -> None:
-    conf = {"spark.executor.extraJavaOptions": "-Xss4m"}
-    environment = config.Environment.model_validate(
-        {
-            "kafka": {"bootstrap_servers": "b:1", "security": security},
-            "catalog": {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "s3://b/w"},
-            "spark": {"conf": conf},
-        }
-    )
+    catalog = {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "s3://b/w"}
+    spark = {"conf": {"spark.executor.extraJavaOptions": "-Xss4m"}}
+    kafka = {"bootstrap_servers": "b:1", "security": security}
+    environment = config.Environment.model_validate({"kafka": kafka, "catalog": catalog, "spark": spark})  # fmt: skip
     options = session_settings(environment)["spark.executor.extraJavaOptions"]
     assert options == f"{properties} -Xss4m"
 
 
 def tokens_of(server: TokenServer, **changes: str) -> Any:
-    security = {
-        "sasl.mechanism": "OAUTHBEARER",
-        "sasl.oauthbearer.token.endpoint.url": server.url,
+    oauth = OAUTH | {
+        "sasl.oauthbearer.token.endpoint.url": server.url, "sasl.oauthbearer.scope": SCOPE,
         "sasl.oauthbearer.client.credentials.client.id": CLIENT,
         "sasl.oauthbearer.client.credentials.client.secret": SECRET,
-        "sasl.oauthbearer.scope": SCOPE,
         "sasl.oauthbearer.ssl.truststore.location": str(server.ca),
-    }
-    return kafka_python_settings(kafka(**security | changes))["sasl_oauth_token_provider"]
+    }  # fmt: skip
+    return kafka_python_settings(kafka(**oauth | changes))["sasl_oauth_token_provider"]
 
 
 def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +138,8 @@ def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_mistake_in_credentials_ends(tmp_path: Path, changes: dict[str, str], found: str) -> None:
-    with (
-        running_token_server(tmp_path, 60) as server,
-        pytest.raises(ConfigurationError, match=found),
-    ):
+    error = pytest.raises(ConfigurationError, match=found)
+    with running_token_server(tmp_path, 60) as server, error:
         tokens_of(server, **changes).token()
 
 
@@ -178,10 +156,8 @@ def test_a_token_server_that_does_not_answer_is_asked_again(tmp_path: Path) -> N
 
 def test_the_token_of_a_file_is_read_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    security = {
-        "sasl.mechanism": "OAUTHBEARER",
-        "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
-    }
+    url = {"sasl.oauthbearer.token.endpoint.url": file.as_uri()}
+    security = {"sasl.mechanism": "OAUTHBEARER", **url}
     source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
     found = r"check kafka\.security: sasl\.oauthbearer\.token"
     with pytest.raises(ConfigurationError, match=found):
@@ -263,12 +239,9 @@ def test_a_ticket_that_expired_is_asked_for_again_with_a_keytab_alone(
     def refuse(**_: object) -> None:
         raise OSError(text)
 
-    gssapi = SimpleNamespace(
-        Credentials=refuse,
-        Name=lambda *_: "name",
-        NameType=SimpleNamespace(kerberos_principal=1),
-        exceptions=SimpleNamespace(GSSError=OSError),
-    )
+    kinds = SimpleNamespace(kerberos_principal=1), SimpleNamespace(GSSError=OSError)
+    gssapi = SimpleNamespace(Credentials=refuse, NameType=kinds[0], exceptions=kinds[1])
+    gssapi.Name = lambda *_: "name"
     monkeypatch.setitem(sys.modules, "gssapi", gssapi)
     of_keytab = {"sasl.kerberos.keytab": __file__, "sasl.kerberos.principal": "p@R"}
     security = KERBEROS | (of_keytab if has_keytab else {})

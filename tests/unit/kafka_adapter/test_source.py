@@ -1,5 +1,4 @@
-"""Reads around bad records: stretches that contain every record that Spark cannot read, and few
-other parts."""
+"""Reads around bad records: stretches hold every record that Spark cannot read, and few others."""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_m
 def test_a_record_alone_is_taken_alone() -> None:
     taken = plan_driver_ranges({0: [7, 3], 2: [5]}, 32)
     assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
-    assert plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [
-        {0: (4, 7), 1: (0, 2)},
-        {0: (8, 9)},
-    ]
+    expected = [{0: (4, 7), 1: (0, 2)}, {0: (8, 9)}]
+    assert plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == expected
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ its neighbours say.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -38,8 +39,7 @@ NOW = datetime(2026, 11, 21, 12, 0, 5, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 MICROS, NANOS = 1_790_000_000_000_000, 1_790_000_000_000_000_000
 IN_2036 = millis(datetime(2036, 1, 1, tzinfo=UTC))
-# Stamps of producers that are wrong: unknown, seconds for milliseconds, other units, clocks that
-# are far off.
+# Wrong stamps of producers: unknown, of other units, of clocks that are far off.
 LIES = [-1, -NANOS, 0, 1_790_000_000, MICROS, NANOS, 2**63 - 1, -(2**63), IN_2036]
 
 
@@ -73,8 +73,7 @@ def begun() -> State:
 def decide(
     kafka: Kafka, state: State | None = None, seen: Seen | None = None
 ) -> list[hours.HourRange]:
-    """The hours of the whole log, decided step by step as by a batch layer that is run for the
-    first time."""
+    """The hours of the whole log, decided as by a batch layer that runs for the first time."""
     state, seen = state or begun(), {} if seen is None else seen
     for _ in range(10_000):
         offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
@@ -90,9 +89,8 @@ def decide(
 def hours_of(kafka: Kafka, **given: object) -> dict[tuple[int, int], str]:
     ranges = {p: (0, len(stamps)) for p, stamps in kafka.log.items()}
     by_hour = assign(ranges, decide(kafka, **given))  # type: ignore[arg-type]
-    return {
-        (p, o): h for h, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)
-    }
+    parts = [(h, p, of) for h, part in by_hour.items() for p, of in part.items()]
+    return {(p, o): hour for hour, p, of in parts for o in range(*of)}
 
 
 def a_record_a_minute(back: timedelta, every: timedelta = MINUTE) -> list[int]:
@@ -101,10 +99,8 @@ def a_record_a_minute(back: timedelta, every: timedelta = MINUTE) -> list[int]:
 
 
 def expected(stamps: list[int], partition: int = 0) -> dict[tuple[int, int], str]:
-    return {
-        (partition, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC))
-        for o, ts in enumerate(stamps)
-    }
+    times = (datetime.fromtimestamp(ts / 1000, UTC) for ts in stamps)
+    return {(partition, o): hour_of(time) for o, time in enumerate(times)}
 
 
 @pytest.mark.parametrize("lie", [*LIES, millis(NOW - 2 * HOUR), millis(NOW - timedelta(days=900))])
@@ -114,20 +110,15 @@ def expected(stamps: list[int], partition: int = 0) -> dict[tuple[int, int], str
     ids=["down for five hours", "days of history"],
 )
 def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> None:
-    """The hazard: the time index answers for every hour behind a record of the future with that
-    record."""
+    """The hazard: for every hour behind a record of the future the time index returns it."""
     log = a_record_a_minute(back)
     kafka = Kafka(log={0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
     decided = hours_of(kafka)
-    right = (
-        expected(log[:10], 0)
-        | {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10}
-        | expected(log, 1)
-    )
+    behind = {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10}
+    right = expected(log[:10], 0) | behind | expected(log, 1)
     assert {at: decided[at] for at in right} == right
-    assert kafka.looks <= 15 * len(set(decided.values())), (
-        "more windows are looked at than a bisection needs"
-    )
+    why = "more windows are looked at than a bisection needs"
+    assert kafka.looks <= 15 * len(set(decided.values())), why
 
 
 def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
@@ -152,9 +143,8 @@ def test_hours_without_a_record_cost_no_question() -> None:
     kafka = Kafka(log={0: long_ago + log})
     decided = hours_of(kafka)
     assert decided[0, 0] == hour_of(NOW - timedelta(days=90))
-    assert {at: h for at, h in decided.items() if at[1] >= 5} == {
-        (0, o + 5): h for (_, o), h in expected(log).items()
-    }
+    found = {at: h for at, h in decided.items() if at[1] >= 5}
+    assert found == {(0, o + 5): h for (_, o), h in expected(log).items()}
     assert kafka.questions < 40
 
 
@@ -184,8 +174,7 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> 
 
 
 FAR = st.one_of(st.sampled_from(LIES), st.integers(-(2**63), 2**63 - 1))
-# Off by days, so that the timestamp is plausible, but by more than any pause: else the wrong one is
-# ambiguous.
+# Off by days: plausible, but more than any pause; else the wrong one is ambiguous.
 OFF = st.integers(3 * 24 * 60, 40 * 24 * 60).map(lambda minutes: minutes * 60_000)
 LIE = st.tuples(st.just(False), FAR) | st.tuples(st.just(True), OFF | OFF.map(lambda ms: -ms))
 LOGS = st.tuples(
@@ -198,8 +187,7 @@ Outlier = tuple[int, tuple[bool, int]]
 
 
 def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], set[int]]:
-    """A log that ends now, `gaps` in minutes, and where its outliers lie, 8 records from
-    another."""
+    """A log that ends now: `gaps` in minutes, and where its outliers lie, 8 records apart."""
     stamps, at = [], NOW
     for gap in gaps:
         stamps.append(millis(at))
@@ -219,15 +207,13 @@ def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], 
 def test_outliers_move_no_other(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
     log, where = with_outliers(*parts)
     clean = [ts for o, ts in enumerate(log) if o not in where]
-    kafka = Kafka(
-        log={p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []}
-    )
+    logs = {p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)}
+    kafka = Kafka(log=logs | {9: []})
     decided = hours_of(kafka)
     for p in range(partitions):
         stamps = kafka.log[p]
-        rightly = {
-            (p, o): h for (_, o), h in expected_of(stamps).items() if o not in where or p % 2
-        }
+        all_hours = expected_of(stamps).items()
+        rightly = {(p, o): h for (_, o), h in all_hours if o not in where or p % 2}
         assert {at: decided[at] for at in rightly} == rightly
 
 
@@ -273,10 +259,8 @@ def test_most_usable_timestamps_decide_a_window() -> None:
 )
 def test_an_hour_ends_where_fewest_lie_wrong(around: list[int], split: int | None) -> None:
     at = millis(NOW - HOUR)
-    assert (
-        hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW))
-        == split
-    )
+    stamps = stamped([at + 1000 * seconds for seconds in around])
+    assert hour_ends.plan_split(stamps, at, millis(NOW)) == split
 
 
 def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
@@ -285,14 +269,12 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     kafka = Kafka(log={0: [*log[:90], *silent, *log[90:]]})
     decided = hours_of(kafka)
     assert [decided[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
-    assert {at: h for at, h in decided.items() if at[1] >= 590} == {
-        (0, o + 500): h for (_, o), h in expected(log).items() if o >= 90
-    }
+    found = {at: h for at, h in decided.items() if at[1] >= 590}
+    assert found == {(0, o + 500): h for (_, o), h in expected(log).items() if o >= 90}
     # At the end of the log no record is of a later hour.
     tail = Kafka(log={0: log[:90] + silent})
-    assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {
-        max(hours_of(tail).values())
-    }
+    shown = set(hours_of(tail).values())
+    assert shown == set(expected(log[:90]).values()) | {max(hours_of(tail).values())}
 
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
@@ -307,15 +289,12 @@ def test_few_records_reach_at_most_a_month_behind_the_others() -> None:
     assert hour_ends.plan_oldest(stamped([]), now) is None
     assert hour_ends.plan_oldest(stamped(LIES), now) is None
     assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
-    assert hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(
-        1, now - 5
-    )
-    assert hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(
-        0, now - 10
-    )
-    assert hour_ends.plan_oldest(
-        stamped([long_ago + 2, long_ago, long_ago + 9, now]), now
-    ) == Stamped(1, long_ago)
+    found = hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now)
+    assert found == Stamped(1, now - 5)
+    shown = hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now)
+    assert shown == Stamped(0, now - 10)
+    seen = hour_ends.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now)
+    assert seen == Stamped(1, long_ago)
 
 
 def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
@@ -349,9 +328,8 @@ def end_by_index(log: list[int], moment: int, now: int) -> dict[int, int]:
     kafka, topic = Kafka(log={0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
-    return hour_ends.find_confirmed_ends(
-        answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records)
-    )
+    first_later = partial(kafka.first_later, topic)
+    return hour_ends.find_confirmed_ends(answers, {0: len(log)}, now, first_later)
 
 
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_size=40)

@@ -1,5 +1,4 @@
-"""Lookups by partition: text of one size for any number of partitions or hours, whatever the
-offsets."""
+"""Lookups by partition: text of one size for any number of partitions, hours or offsets."""
 
 import pytest
 

@@ -65,9 +65,8 @@ def _rows(count: int, partition: int = 0, days: int = 1) -> pa.Table:
 def _spec(lake: StreamLake, most: int = MOST_BYTES) -> TaskSpec:
     target, letters = (target_of(table) for table in (lake.table(), _letters(lake)))
     assert target is not None and letters is not None
-    decode = DecodeSpec(
-        parse_columns("id STRING NOT NULL, n INT"), None, "json", lists_unknown=True
-    )
+    columns = parse_columns("id STRING NOT NULL, n INT")
+    decode = DecodeSpec(columns, None, "json", lists_unknown=True)
     hours = (HourRange(FIRST, None),)
     spec = TaskSpec(decode, hours, target, letters, "t", "batch", ORDER, ("id",), most)
     copy: TaskSpec = pickle.loads(pickle.dumps(spec))
@@ -182,10 +181,8 @@ def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(tmp_path: Path)
     found = []
     for output in outputs:
         values = _read(output).to_pylist()
-        keys = [
-            (r["n"] is not None, r["n"] or 0, r["kafka_partition"], r["kafka_offset"])
-            for r in values
-        ]
+        places = [(r["n"], r["kafka_partition"], r["kafka_offset"]) for r in values]
+        keys = [(n is not None, n or 0, partition, offset) for n, partition, offset in places]
         assert keys == sorted(keys)
         assert len({r["event_date"] for r in values}) == 1
         found += values
@@ -203,10 +200,8 @@ def test_dropped_rows_are_left_out_by_partition_and_offset(tmp_path: Path) -> No
     assert _places([output])
     left = {(0, i) for i in range(10)} | {(1, i) for i in range(10) if i != 3}
     read = _read(output)
-    assert (
-        set(zip(read["kafka_partition"].to_pylist(), read["kafka_offset"].to_pylist(), strict=True))
-        == left
-    )
+    places = (read[name].to_pylist() for name in ("kafka_partition", "kafka_offset"))
+    assert set(zip(*places, strict=True)) == left
     assert len(read) == 19
 
 
@@ -257,8 +252,7 @@ def test_an_overtaken_stage_is_sent_again(tmp_path: Path, monkeypatch: pytest.Mo
     staged = lake.lake.stage(lake.name, "attempt", files)
     assert refused
     assert staged.rows == 5
-    # Of the refused attempt no manifest is left: those of the publish in between, and one manifest
-    # with its list.
+    # The refused attempt left no manifest; that between has one, this one and its list.
     assert len(lake.metadata_files() - before) <= 4
 
 

@@ -1,5 +1,4 @@
-"""A subject's schema as columns: every type of Avro and of JSON Schema, or the path of what can be
-none."""
+"""A subject's schema as columns: every type of Avro and JSON Schema, or a path of none."""
 
 import json
 from collections.abc import Callable
@@ -12,18 +11,13 @@ from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 
 FIXED = {"type": "fixed", "name": "F", "size": 16}
-POINT = {
-    "type": "record",
-    "name": "P",
-    "fields": [{"name": "x", "type": "int"}, {"name": "select", "type": "string"}],
-}
+SELECT = {"name": "select", "type": "string"}
+POINT = {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}, SELECT]}
 
 
 def avro(kind: Any) -> list[tuple[str, str]]:
-    fields = [{"name": "f", "type": kind}]
-    return avro_fields(
-        json.dumps({"type": "record", "name": "E", "namespace": "n", "fields": fields})
-    )
+    record = {"type": "record", "name": "E", "namespace": "n", "fields": [{"name": "f", "type": kind}]}  # fmt: skip
+    return avro_fields(json.dumps(record))
 
 
 def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
@@ -64,26 +58,17 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
         (["double", "float"], "double"),
         (["null", "int", "string"], "struct<member_int:int,member_string:string>"),
         (["null", POINT, FIXED], "struct<member_P:struct<x:int,select:string>,member_F:binary>"),
-        (
-            {"type": "array", "items": ["int", "string"]},
-            "array<struct<member_int:int,member_string:string>>",
-        ),
-        (
-            ["null", logical("long", "timestamp-millis"), "int"],
-            "struct<member_long:timestamp,member_int:int>",
-        ),
+        ({"type": "array", "items": ["int", "string"]}, "array<struct<member_int:int,member_string:string>>"),
+        (["null", logical("long", "timestamp-millis"), "int"], "struct<member_long:timestamp,member_int:int>"),
         (
             [POINT, {**POINT, "name": "o.p"}],
             "struct<member_n_P:struct<x:int,select:string>,member_o_p:struct<x:int,select:string>>",
         ),
-        (
-            [FIXED, "string", "F"],
-            "struct<member_n_F_0:binary,member_string_1:string,member_n_F_2:binary>",
-        ),
+        ([FIXED, "string", "F"], "struct<member_n_F_0:binary,member_string_1:string,member_n_F_2:binary>"),
         # Kafka Connect's decimals have 64 digits, whatever their columns have.
         (logical("bytes", "decimal", precision=64, scale=2), "decimal(38,2)"),
     ],
-)
+)  # fmt: skip
 def test_avro_types(kind: Any, column: str) -> None:
     assert avro(kind) == [("f", column)]
     assert type_words(iceberg_type(column, [0]), in_order=True) == column  # a type that a table has
@@ -103,7 +88,7 @@ NO_COLUMN_OF_AVRO: list[Any] = [
 ]
 
 
-def test_what_avro_has_and_no_column_is_refused_by_its_path(
+def test_what_avro_has_and_no_column_is_refused_by_path(
     recorded: Callable[[Any], None],
 ) -> None:
     said = []
@@ -115,9 +100,8 @@ def test_what_avro_has_and_no_column_is_refused_by_its_path(
 
 
 def test_avro_fields_keep_their_order_and_some_are_left_out() -> None:
-    fields = [{"name": n, "type": "int"} for n in ("b", "a")] + [
-        {"name": "odd", "type": ["int", "string"]}
-    ]
+    fields = [{"name": name, "type": "int"} for name in ("b", "a")]
+    fields += [{"name": "odd", "type": ["int", "string"]}]  # type: ignore[dict-item]
     text = json.dumps({"type": "record", "name": "E", "fields": fields})
     assert avro_fields(text, {"odd": None, "b": "bigint"}) == [("b", "bigint"), ("a", "int")]
     with pytest.raises(NotAColumn, match="expected a record, found string"):
@@ -198,14 +182,11 @@ def test_what_no_column_has_is_refused_by_its_path(recorded: Callable[[Any], Non
 
 
 def test_a_small_json_schema_of_endless_types_is_refused_at_once() -> None:
-    twice = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/0"}},
-    }
-    text = json.dumps(twice)
-    defs = {str(i): json.loads(text.replace("/0", f"/{i + 1}")) for i in range(60)} | {
-        "60": {"type": "string"}
-    }
+    def level(number: int) -> dict[str, Any]:
+        of = {"$ref": f"#/$defs/{number}"}
+        return {"type": "object", "properties": {"a": of, "b": of}}
+
+    defs = {str(i): level(i + 1) for i in range(60)} | {"60": {"type": "string"}}
     with pytest.raises(NotAColumn, match="expected a schema of at most 10000 types, found more"):
         of_json({"$ref": "#/$defs/0"}, **{"$defs": defs})
     deep: dict[str, Any] = {"type": "string"}

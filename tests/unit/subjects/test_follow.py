@@ -1,10 +1,10 @@
-"""The columns of streams that follow their subjects, while a service does not answer, and which
-call waits."""
+"""The columns of streams that follow subjects while a service is silent; which calls wait."""
 
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,10 +57,8 @@ def names(found: Stream | AnabranchError) -> list[str] | str:
 
 
 def asked(follower: ColumnsFollower, *streams: Stream) -> dict[str, list[str] | str]:
-    return {
-        name: names(one)
-        for name, one in follower.follow({s.name: (s, LAKE) for s in streams}).items()
-    }
+    found = follower.follow({s.name: (s, LAKE) for s in streams})
+    return {name: names(one) for name, one in found.items()}
 
 
 def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it_is() -> None:
@@ -69,23 +67,22 @@ def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it
     plain = new_stream(name="plain")
     assert asked(follower, stream(), plain) == {"events": ["id"], "plain": ["id", "n"]}
     tables.answers["events"] = "id STRING NOT NULL, colour STRING"
-    wait_for(
-        lambda: asked(follower, stream())["events"] == ["id", "colour"], "the new columns", 120
-    )
+    both = ["id", "colour"]
+    wait_for(lambda: asked(follower, stream())["events"] == both, "the new columns", 120)
 
 
 def test_known_columns_stay_while_they_cannot_be_read() -> None:
     tables = Tables({"events": "id STRING NOT NULL"})
     follower = ColumnsFollower(tables.read, every=0.0)
     assert asked(follower, stream())["events"] == ["id"]
-    for error in (Transient("away"), ConfigurationError("columns that contradict the file")):
-        tables.answers["events"], before = error, tables.reads
-        wait_for(
-            lambda before=before: asked(follower, stream()) and tables.reads > before + 1,
-            "more reads",
-            10,
-        )  # type: ignore[misc]
+
+    def is_read(beyond: int) -> bool:
         assert asked(follower, stream())["events"] == ["id"]
+        return tables.reads > beyond
+
+    for error in (Transient("away"), ConfigurationError("columns that contradict the file")):
+        tables.answers["events"] = error
+        wait_for(partial(is_read, tables.reads + 1), "more reads", 10)
 
 
 def test_a_changed_file_is_read_again_and_its_error_reported() -> None:
@@ -94,19 +91,14 @@ def test_a_changed_file_is_read_again_and_its_error_reported() -> None:
     assert asked(follower, stream())["events"] == ["id"]
     tables.answers["events"] = ConfigurationError("key: expected a column of the schema")
     changed = stream(key="missing")
-    wait_for(
-        lambda: asked(follower, changed)["events"] == str(tables.answers["events"]),
-        "its error",
-        120,
-    )
+    said = str(tables.answers["events"])
+    wait_for(lambda: asked(follower, changed)["events"] == said, "its error", 120)
 
 
 def test_a_hanging_stream_delays_no_other_nor_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "WAIT_S", 0.5)
-    tables = Tables(
-        {"events": "id STRING NOT NULL", "other": "id STRING NOT NULL"},
-        {"events": threading.Event()},
-    )
+    same = "id STRING NOT NULL"
+    tables = Tables({"events": same, "other": same}, {"events": threading.Event()})
     follower = ColumnsFollower(tables.read, every=0.0)
     assert "is still being read" in asked(follower, stream(), stream("other"))["events"]
     assert "is still being read" in asked(follower, stream(), stream("other"))["events"]
@@ -115,8 +107,7 @@ def test_a_hanging_stream_delays_no_other_nor_later_call(monkeypatch: pytest.Mon
     wait_for(lambda: asked(follower, stream(), stream("other")) == both, "both streams", 120)
 
 
-# A table that takes up the versions of its subject, and the jobs of a folder that follow it, by
-# real tables.
+# A table takes up its subject's versions, and jobs follow it, by real tables.
 
 ID, N = {"name": "id", "type": "string"}, {"name": "n", "type": "long"}
 COLOUR = {"name": "colour", "type": ["null", "string"]}
@@ -143,12 +134,8 @@ def answer(registry: Answering, version: int, *fields: dict[str, Any]) -> None:
 
 def file_of(lake: StreamLake) -> Stream:
     """The stream's file with `schema: registry`."""
-    values = {
-        "subject_schema": SubjectSchema(),
-        "format": FormatSettings(type="avro"),
-        "columns": (),
-    }
-    return lake.stream.model_copy(update=values)
+    of_registry = {"subject_schema": SubjectSchema(), "columns": ()}
+    return lake.stream.model_copy(update=of_registry | {"format": FormatSettings(type="avro")})
 
 
 def reader_of(lake: StreamLake, registry: Answering) -> SubjectReader:
@@ -167,9 +154,8 @@ def test_a_lost_table_is_first(lake: StreamLake, registry: Answering, tmp_path: 
     assert change.startswith(f"registered table {file.table} by ")
     planned = plan_table(environment, file, lost)
     assert names(planned.stream) == ["id", "n", "colour"]
-    assert planned.changes == (
-        f"subject events-value version 1: new column colour of {file.table}, string",
-    )
+    new = f"subject events-value version 1: new column colour of {file.table}, string"
+    assert planned.changes == (new,)
     assert register_table(file, lost) == []
     assert register_table(lake.stream, lost) == []
 
@@ -230,12 +216,11 @@ def test_a_folders_job_is_another_with_other_columns(conf: Path, registry: Answe
         job = of.jobs()["events"]
         return names(job.stream) if isinstance(job, Job) else [str(job)]
 
-    wait_for(lambda: columns(folder) == ["id", "n", "colour"], "the job with the new column", 120)
+    wide = ["id", "n", "colour"]
+    wait_for(lambda: columns(folder) == wide, "the job with the new column", 120)
     second = folder.jobs()["events"]
     assert second is not first and folder.jobs()["events"] is second
-    wait_for(
-        lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 120
-    )
+    wait_for(lambda: columns(reporting) == wide, "the report with the new column", 120)
 
 
 def test_a_streams_job_is_another_with_other_columns(conf: Path, registry: Answering) -> None:

@@ -40,10 +40,8 @@ def test_avro_with_references_is_read_by_their_names() -> None:
     main = record("Order", ("line", "Line"), ("total", "shop.common.Money"), namespace="shop")
     references = (("shop.common.Money", money), ("shop.Line", line))
     text = whole_schema(version(main, "AVRO", references))
-    assert avro_fields(text) == [
-        ("line", "struct<price:struct<amount:bigint>>"),
-        ("total", "struct<amount:bigint>"),
-    ]
+    expected = [("line", "struct<price:struct<amount:bigint>>"), ("total", "struct<amount:bigint>")]
+    assert avro_fields(text) == expected
     with pytest.raises(Incompatible, match=r"found the name shop\.Line without its definition"):
         parse(main)
 
@@ -75,25 +73,21 @@ def test_files_that_clients_import_without_a_reference_are_known() -> None:
     text = compiled(KNOWN, ())
     parts = "struct<value:binary,precision:bigint,scale:int>"
     assert protobuf_fields(text, None) == [("id", "string"), ("total", parts), ("day", "date")]
-    assert planned(stream("total DECIMAL(12,2)"), KNOWN) == (
-        "id STRING NOT NULL, total DECIMAL(12,2), day DATE"
-    )
+    expected = "id STRING NOT NULL, total DECIMAL(12,2), day DATE"
+    assert planned(stream("total DECIMAL(12,2)"), KNOWN) == expected
     ours = {file.name: file for file in FileDescriptorSet.FromString(base64.b64decode(text)).file}
     # As Confluent's Python client has them. Its module imports others that are not installed.
     client = Path(confluent_kafka.__file__).parent / "schema_registry"
     for name in ("confluent/meta", "confluent/type/decimal"):
-        [literal] = re.findall(
-            r"AddSerializedFile\(\s*(b'.*')\s*\)", (client / f"{name}_pb2.py").read_text()
-        )
+        text = (client / f"{name}_pb2.py").read_text()
+        [literal] = re.findall(r"AddSerializedFile\(\s*(b'.*')\s*\)", text)
         theirs = FileDescriptorProto.FromString(ast.literal_eval(literal))
-        found, expected = (
-            [
-                re.sub(r" *json_name: .*\n", "", str(part))
-                for part in (*of.message_type, *of.extension)
-            ]
-            for of in (ours[f"{name}.proto"], theirs)
-        )
-        assert found == expected
+        assert parts_of(ours[f"{name}.proto"]) == parts_of(theirs)
+
+
+def parts_of(file: FileDescriptorProto) -> list[str]:
+    parts = (*file.message_type, *file.extension)
+    return [re.sub(r" *json_name: .*\n", "", str(part)) for part in parts]
 
 
 @pytest.mark.parametrize(
