@@ -20,13 +20,10 @@ from batch_layer.balance import (
 
 ALLOWED = ("control", "aborted")
 TRUE = Balance(
-    cut=Cut("t", {0: (100, 110), 1: (5, 9), 2: (3, 3)}),
-    good=Counted({0: 6, 1: 3}, rows=9),
-    dead=Counted({0: 1}, rows=1),
-    duplicate={0: 1, 1: 1},
-    gaps={"control": {0: 1}, "aborted": {0: 1}},
-    conflicts={1: 1},
-)
+    cut=Cut("t", {0: (100, 110), 1: (5, 9), 2: (3, 3)}), good=Counted({0: 6, 1: 3}, rows=9),
+    dead=Counted({0: 1}, rows=1), duplicate={0: 1, 1: 1},
+    gaps={"control": {0: 1}, "aborted": {0: 1}}, conflicts={1: 1},
+)  # fmt: skip
 
 
 def test_the_true_balance_closes_with_its_counts() -> None:
@@ -183,8 +180,7 @@ UNHELD: dict[str, tuple[int, dict[str, int], Any, int, int, int, dict[str, int]]
     "an accepted revision explained them": (
         4, {}, EXPLAINED, 6, 0, 2, {"aborted": 1, "control": 1},
     ),
-    # Kafka still holds the end of the hour, with the control record, and the table one of the
-    # duplicates.
+    # Kafka holds the end of the hour, with the control record; the table, a duplicate.
     "it explained some": (2, {"control": 1}, EXPLAINED, 6, 1, 1, {"aborted": 1, "control": 1}),
     "more are lost than it accounts for": (
         5, {}, EXPLAINED, 6, 0, 2, {"aborted": 1, "control": 1, "retention": 1},
@@ -195,8 +191,7 @@ UNHELD: dict[str, tuple[int, dict[str, int], Any, int, int, int, dict[str, int]]
     "retention made the gap before": (
         4, {}, before(6, 0, 0, retention=4), 6, 0, 0, {"retention": 4},
     ),
-    # Compaction removed four, two of them earlier; an offset that is found again is not a duplicate
-    # twice.
+    # Compaction removed four, two of them earlier; an offset found again is no duplicate twice.
     "duplicates are compacted away": (0, {"compacted": 4}, TWICE, 6, 0, 2, {"compacted": 2}),
     "one is found again": (0, {"compacted": 3}, TWICE, 6, 1, 1, {"compacted": 2}),
     "both are found again": (0, {"compacted": 2}, TWICE, 6, 2, 0, {"compacted": 2}),
@@ -249,15 +244,11 @@ OF_ERASED = {0: Account(10, good=5, dead=0, duplicate=1, gaps={"compacted": 1}, 
 def test_erased_records_that_kafka_deleted_stay_erased(
     lost: dict[int, int], compacted: int, read_again: int, expected: tuple[Any, Any, int]
 ) -> None:
-    found, left, gaps = classify_erased(
-        lost, {"compacted": {0: compacted}}, OF_ERASED, {0: read_again}
-    )
+    gaps = {"compacted": {0: compacted}}
+    found, left, gaps = classify_erased(lost, gaps, OF_ERASED, {0: read_again})
     assert (found, left, gaps["compacted"][0]) == expected
 
 
 def test_nothing_was_erased_of_an_hour_without_an_account() -> None:
-    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == (
-        {},
-        {0: 2},
-        {"compacted": {0: 1}},
-    )
+    expected = ({}, {0: 2}, {"compacted": {0: 1}})
+    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == expected

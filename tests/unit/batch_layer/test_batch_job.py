@@ -117,10 +117,8 @@ def test_spark_opens_at_the_master_that_is_given(
     # Without the environment of a JVM.
     monkeypatch.setattr(session, "is_submitted", lambda: True)
     monkeypatch.setattr(job, "java_options", lambda *_: "")
-    with (
-        job._spark([one], "a", "stream a", {}, None, given) as (spark, _),
-        pytest.raises(ConfigurationError, match="no Java here"),
-    ):
+    started = job._spark([one], "a", "stream a", {}, None, given)
+    with started as (spark, _), pytest.raises(ConfigurationError, match="no Java here"):
         spark()
     assert masters == [opened]
 

@@ -58,9 +58,8 @@ ROWS = [(H0, 0, o) for o in range(3)]
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     """Two sealed hours, the second without records; the speed layer has published the first."""
-    made = new_lake(
-        tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY})
-    )
+    opened = Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY})
+    made = new_lake(tmp_path, timeline=opened)
     made.serve(ROWS, {0: 3})
     return made
 
@@ -83,14 +82,11 @@ def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
 
 
 def test_hours_of_which_another_program_expired_one_are_not_published(lake: StreamLake) -> None:
-    """The hazard: the expiry moves no head, and deletes the files of what it expired after the
-    publish that names them."""
+    """The hazard: an expiry moves no head, and deletes files of it after the publish names them."""
     state, staged = lake.state(), [lake.stage(ROWS), lake.stage([])]
     hours = [(H0, CUT), (H1, EMPTY)]
-    rebuilt = [
-        Rebuilt(h, Accepted(1, cut), s, (), HourAccount())
-        for (h, cut), s in zip(hours, staged, strict=True)
-    ]
+    both = zip(hours, staged, strict=True)
+    rebuilt = [Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in both]
     lake.lake.discard(lake.name, staged[1])
     assert lake.publish(plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
     assert lake.state().accepted == {}
@@ -122,8 +118,7 @@ def test_missing_staged_rows_are_noticed(lake: StreamLake) -> None:
 
 
 def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:
-    """The hazard: a suspended process publishes an hour whose dead letters expired in their own
-    table, while its rows are still there."""
+    """The hazard: a suspended process publishes an hour whose staged dead letters alone expired."""
     staged, dead = lake.stage(ROWS[:2]), lake.stage_dead(ROWS[2:], "batch")
     table, day = lake.lake.load(lake.stream.dead_letters_table), timedelta(hours=24, minutes=1)
     removed = plan_dead_letters(table, lake.state(), (), "id", datetime.now(UTC) + day)
@@ -154,19 +149,15 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
 
 def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
     run = [shift(H0, i) for i in range(MAX_MAIN_ONLY_HOURS + 3)]
-    lake = new_lake(
-        tmp_path, timeline=Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
-    )
+    opened = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
+    lake = new_lake(tmp_path, timeline=opened)
     moved = []
     for hour in run:
         before = lake.state()
         publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
         assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
-        assert (
-            complete_through(lake.state())
-            == hour
-            == lake.state().branch_properties["main"][COMPLETE_THROUGH]
-        )
+        said = lake.state().branch_properties["main"][COMPLETE_THROUGH]
+        assert complete_through(lake.state()) == said == hour
         moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
     assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*BRANCHES}] + [{"main"}] * 2
     assert set(lake.state().accepted) == set(run)
@@ -196,8 +187,7 @@ def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> 
 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
-    """The hazards: `main` may show the speed layer's rows of it, and Iceberg counts from when a
-    snapshot was made."""
+    """The hazards: `main` may show the speed layer's rows of it; ages count from its making."""
     assert accept(lake, lake.stage(ROWS), 1) is Outcome.LANDED
     state = lake.state()
     later = NOW + timedelta(days=30)
@@ -219,9 +209,8 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
     before = lake.state()
 
     def ties(gaps: dict[str, int] | None) -> bool:
-        return may_yet_be_served(before, {H0: (CUT, gaps)}) != may_yet_be_served(
-            lake.state(), {H0: (CUT, gaps)}
-        )
+        of_hour = {H0: (CUT, gaps)}
+        return may_yet_be_served(before, of_hour) != may_yet_be_served(lake.state(), of_hour)
 
     lake.serve(ROWS[:2], {0: 2})
     assert ties({"compacted": 1})
@@ -288,9 +277,8 @@ def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.Monkey
 
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
-    return ledger.decision(
-        HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id or plan.decision_id("id", basis()), reason="no"
-    )
+    id = id or plan.decision_id("id", basis())
+    return ledger.decision(HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id, reason="no")
 
 
 def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:

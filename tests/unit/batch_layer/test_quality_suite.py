@@ -41,19 +41,13 @@ def test_the_suite_of_the_example_loads_whole_and_in_order() -> None:
     raw = yaml.safe_load(path.read_text())["expectations"]
     assert suite.name == "game_events"
     assert len(suite.expectations) == 5
-    assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
-        (e["type"], e["kwargs"], e["severity"]) for e in raw
-    ]
+    found = [(e.type, e.kwargs, e.severity) for e in suite.expectations]
+    assert found == [(e["type"], e["kwargs"], e["severity"]) for e in raw]
 
 
 def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> None:
-    suite = load_suite(
-        _file(
-            tmp_path,
-            UNIQUE | {"meta": {"since": date(2026, 11, 21)}},
-            UNIQUE | {"severity": "info"},
-        )
-    )
+    since = {"meta": {"since": date(2026, 11, 21)}}
+    suite = load_suite(_file(tmp_path, UNIQUE | since, UNIQUE | {"severity": "info"}))
     assert [e.severity for e in suite.expectations] == ["critical", "info"]
 
 
@@ -64,9 +58,8 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
     code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "False"
 
 
@@ -94,18 +87,10 @@ def test_packages_of_few_expectations_are_imported_on_first_use() -> None:
             },
             "no column",
         ),
-        (
-            {
-                "m": {
-                    "raised_exception": True,
-                    "exception_message": "called o1\nCaused by: A: why\n\tat x",
-                }
-            },
-            "A: why",
-        ),
+        ({"m": {"raised_exception": True, "exception_message": "called o1\nCaused by: A: why\n\tat x"}}, "A: why"),
         ({"m": {"raised_exception": True, "exception_message": ""}}, "no message"),
     ],
-)
+)  # fmt: skip
 def test_an_exception_is_read_flat_and_by_metric(info: Any, expected: str | None) -> None:
     assert _exception(SimpleNamespace(exception_info=info)) == expected
 
@@ -135,9 +120,8 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
         Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00",
         {"a": (1, None)}, True, 0.5,
     ]  # fmt: skip
-    expected = Expectation(
-        type="expect_table_x", kwargs={"column": "c", "min_value": date(2026, 1, 1)}
-    )
+    kwargs = {"column": "c", "min_value": date(2026, 1, 1)}
+    expected = Expectation(type="expect_table_x", kwargs=kwargs)
     entry = describe_failure(expected, {"observed_value": seen, "unexpected_count": 7}, None)
     message = entry.pop("message")
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
@@ -155,31 +139,22 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
     assert isinstance(message, str)
 
 
-FOUND = {
-    "partial_unexpected_list": ["p-4711"],
-    "partial_unexpected_index_list": [
-        {"player": "p-4711", "kafka_partition": 1, "kafka_offset": 3}
-    ],
-}
+FOUND_AT = [{"player": "p-4711", "kafka_partition": 1, "kafka_offset": 3}]
+FOUND = {"partial_unexpected_list": ["p-4711"], "partial_unexpected_index_list": FOUND_AT}
 
 
 def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
     index = [{"amount": -5.0, "kafka_partition": 1, "kafka_offset": i} for i in range(9)]
     result = {
-        "element_count": 1000,
-        "unexpected_count": 9,
-        "partial_unexpected_list": ["x" * 5000] * 5,
+        "element_count": 1000, "unexpected_count": 9, "partial_unexpected_list": ["x" * 5000] * 5,
         "partial_unexpected_index_list": index,
-    }
+    }  # fmt: skip
     kwargs = {"column": "amount", "value_set": list(range(1000))}
-    entry = describe_failure(
-        Expectation(type="expect_column_values_to_be_in_set", kwargs=kwargs, severity="warning"),
-        result,
-        None,
-    )
-    assert entry["message"].endswith(
-        "found 9 of 1000 rows otherwise (the first: partition 1, offset 0)"
-    )
+    in_set = "expect_column_values_to_be_in_set"
+    expectation = Expectation(type=in_set, kwargs=kwargs, severity="warning")
+    entry = describe_failure(expectation, result, None)
+    found = "found 9 of 1000 rows otherwise (the first: partition 1, offset 0)"
+    assert entry["message"].endswith(found)
     assert entry["rows"] == [{"partition": 1, "offset": i} for i in range(5)]
     assert (entry["severity"], entry["element_count"]) == ("warning", 1000)
     assert entry["kwargs"]["value_set"] == [*range(20), "… 1000 in all"]
@@ -192,24 +167,17 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
         ("expect_column_values_to_be_null", {"element_count": 2, "unexpected_count": 1, **FOUND}),
         ("expect_column_values_to_be_null", {"unexpected_count": 1, **FOUND}),
         ("expect_column_max_to_be_between", {"observed_value": "p-4711"}),
-        (
-            "expect_column_distinct_values_to_be_in_set",
-            {"observed_value": ["p-4711"], "details": FOUND},
-        ),
+        ("expect_column_distinct_values_to_be_in_set", {"observed_value": ["p-4711"], "details": FOUND}),
         ("expect_column_quantile_values_to_be_between", {"observed_value": {"values": ["p-4711"]}}),
         ("expect_column_most_common_value_to_be_in_set", {"observed_value": ["p-4711"]}),
     ],
-)
+)  # fmt: skip
 def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str, Any]) -> None:
     invalid = "[CAST_INVALID_INPUT] The value '{}"
-    for raised in (
-        None,
-        invalid.format("O'p-4711' of the type STRING"),
-        invalid.format("p-4711…; none"),
-    ):
-        failed = describe_failure(
-            Expectation(type=type_, kwargs={"column": "player"}), result, raised
-        )
+    of_values = ("O'p-4711' of the type STRING", "p-4711…; none")
+    for raised in (None, *map(invalid.format, of_values)):
+        expectation = Expectation(type=type_, kwargs={"column": "player"})
+        failed = describe_failure(expectation, result, raised)
         assert "4711" not in json.dumps(failed)
         assert raised is None or failed["raised"].startswith(invalid.format("…'"))
 
@@ -248,7 +216,7 @@ BOUNDS: list[tuple[str, dict[str, Any], RowCountBaseline]] = [
 ]
 
 
-def test_an_expectation_of_ours_means_bounds_of_the_row_count(
+def test_an_expectation_of_ours_bounds_the_row_count(
     recorded: Callable[[Any], None],
 ) -> None:
     meant = []
@@ -265,10 +233,9 @@ def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> Non
         {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
     ]
     suite = load_suite(_file(tmp_path, *entries))
-    assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
-        (SPEED, {"min_ratio": 0.99}, "warning"),
-        (PREVIOUS, entries[1]["kwargs"], "critical"),
-    ]
+    previous = (PREVIOUS, entries[1]["kwargs"], "critical")
+    found = [(e.type, e.kwargs, e.severity) for e in suite.expectations]
+    assert found == [(SPEED, {"min_ratio": 0.99}, "warning"), previous]
 
 
 @pytest.mark.parametrize(
@@ -276,13 +243,9 @@ def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> Non
     [
         (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
         (SPEED, {"min_ratio": 2, "max_ratio": 1}, "min_ratio up to max_ratio, found 2.0 above 1.0"),
-        (
-            PREVIOUS,
-            {"min_ratio": 1, "days": 2, "min_days": 3},
-            r"min_days up to days \(2\), found 3",
-        ),
+        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"min_days up to days \(2\), found 3"),
     ],
-)
+)  # fmt: skip
 def test_an_expectation_of_ours_is_checked_like_the_others(
     type_: str, kwargs: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:

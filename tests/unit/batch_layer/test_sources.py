@@ -16,12 +16,10 @@ HOUR = "2026-11-21T03"
 
 
 def test_an_hour_whose_end_the_log_lost_is_not_read(tmp_path: Any) -> None:
-    """The hour's ends were decided before. Spark would wait for the lost offsets or read the
-    records in their place."""
+    """The hour's ends were decided. Spark would wait for lost offsets, or read later ones."""
     broker = Broker(log={0: [1, 2, 3], 1: [1, 2]})
-    job = SimpleNamespace(
-        environment=new_environment(tmp_path), stream=new_stream(), kafka=broker.adapter
-    )
+    environment = new_environment(tmp_path)
+    job = SimpleNamespace(environment=environment, stream=new_stream(), kafka=broker.adapter)
     reader = HourReader(cast(Any, job), cast(Any, None), cast(Any, None))
     state = SimpleNamespace(timeline=Timeline(HOUR, HOUR, {}), position=Position("t", {0: 5, 1: 2}))
     found = rf"the end of hour {HOUR} .*lost published records: {{'0': \[3, 5\]}}"

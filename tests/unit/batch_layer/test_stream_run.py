@@ -35,8 +35,7 @@ class Streams:
         self.most = 0
 
     def add(self, name: str, hours: list[tuple[str, int | None]]) -> None:
-        """A stream that takes a turn for each of these hours; returns once it waits for its first,
-        or has it."""
+        """A stream with a turn for each hour; returns once it waits for its first, or has it."""
         for hour, _ in hours:
             self._ends[f"{name} {hour}"] = threading.Event()
         own = StreamTurns(self._of, lambda session: self.sessions.add(id(session)))
@@ -94,14 +93,8 @@ def test_streams_take_turns_the_oldest_hour_first() -> None:
         streams.add("old", [(H[0], 1), (H[1], 1)])
         streams.add("older", [("2026-11-20T05", 1)])
     began = []
-    for turn in (
-        "older 2026-11-20T05",
-        f"long {H[0]}",
-        f"old {H[0]}",
-        f"new {H[9]}",
-        f"long {H[1]}",
-        f"old {H[1]}",
-    ):
+    first = ("older 2026-11-20T05", f"long {H[0]}", f"old {H[0]}", f"new {H[9]}")
+    for turn in (*first, f"long {H[1]}", f"old {H[1]}"):
         streams.end(turn)
         began.append(turn)
     assert streams.end_all() == [*began, f"long {H[2]}", f"long {H[3]}"]

@@ -1,5 +1,4 @@
-"""An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided
-again once it has."""
+"""An hour whose look-back the speed layer has yet to read: accepted, and then decided again."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,9 +40,8 @@ class WholeHours(Hours):
         self.built.append(hour)
         rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
         self.meanwhile()
-        return Built(
-            hour, cut, before, rows, None, HourAccount(good=10, dead=0, duplicate=0, gap=0)
-        )
+        account = HourAccount(good=10, dead=0, duplicate=0, gap=0)
+        return Built(hour, cut, before, rows, None, account)
 
     def changes_events(self, built: Built, state: State) -> bool:
         return False
@@ -65,8 +63,7 @@ def rebuilder(
 
 
 def read(lake: StreamLake, upto: int) -> None:
-    """A micro-batch of the speed layer: everything from its position up to `upto`, each offset
-    under its hour."""
+    """A micro-batch of the speed layer from its position to `upto`, each offset under its hour."""
     start = lake.state().position.offsets[0]
     rows = [(h, 0, o) for h, c in CUTS.items() for o in range(*c.ranges[0]) if start <= o < upto]
     lake.serve(rows, {0: upto})
@@ -74,8 +71,7 @@ def read(lake: StreamLake, upto: int) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Three sealed hours, of which the first is refused: the speed layer serves it, and is amid
-    it."""
+    """Three sealed hours: the first is refused, and the speed layer, which serves it, amid it."""
     made = new_lake(tmp_path, timeline=TIMELINE)
     read(made, 4)
     return made
@@ -87,8 +83,7 @@ def micro_batches(lake: StreamLake) -> Callable[[], None]:
 
 
 def test_an_hour_is_accepted_while_speed_works_off_its_look_back(lake: StreamLake) -> None:
-    """The hazard: every micro-batch changes what duplicates were dropped against, and the hour is
-    built for ever."""
+    """The hazard: each micro-batch changes what duplicates are judged by; it is built for ever."""
     made, hours = rebuilder(lake, micro_batches(lake))
     result = made.rebuild(H1)
     assert (result.decision, result.revision, hours.built) == ("accepted", 1, [H1])
@@ -102,9 +97,8 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     assert stream_run.to_recheck(made._job, lake.state()) == {}, "not before"
     read(lake, 10)
     why = f"duplicates rechecked: the speed layer has now read {H0} completely"
-    assert stream_run.to_recheck(made._job, lake.state()) == {
-        H1: RebuildRequest(restate=True, why=why)
-    }
+    found = stream_run.to_recheck(made._job, lake.state())
+    assert found == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
     result = made.rebuild(H1, stream_run.to_recheck(made._job, lake.state())[H1])
     assert (result.decision, result.revision, result.reason) == ("accepted", 2, why)
@@ -132,8 +126,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
-    """The hazard: the speed layer has read the rest by then, so no state shows that the hour never
-    saw it."""
+    """The hazard: the speed layer has read the rest, so no state shows what the hour never saw."""
     made, hours = rebuilder(lake)
     made.rebuild(H1)
     read(lake, 10)
@@ -145,8 +138,7 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
 
 
 def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:
-    """Rows that come where none are awaited are compared: the hour is built again, and then
-    holds."""
+    """Rows that come where none are awaited are compared: the hour is built again, and holds."""
     read(lake, 10)
     came: list[bool] = []
 
@@ -201,14 +193,12 @@ def test_nothing_more_comes_of_other_hours() -> None:
 
 
 def test_a_fingerprint_omits_row_counts_of_unread_hours() -> None:
-    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) == fingerprint(
-        of(5), [H0], {}, {H0: 5}, {H0}
-    )
+    found = fingerprint(of(4), [H0], {}, {H0: 4}, {H0})
+    assert found == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
     by_batch = of(10, accepted={H0: Accepted(1, CUTS[H0])})
-    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != fingerprint(
-        by_batch, [H0], {H0: ["f"]}, {}, {H0}
-    )
+    served = fingerprint(by_batch, [H0], {H0: ["f"]}, {}, {H0})
+    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != served
 
 
 def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
@@ -219,14 +209,12 @@ def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
 
 
 def test_an_hour_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: the ledger, which is asked for a forgotten hour, does not say what it had not
-    seen."""
+    """The hazard: the ledger does not say what a forgotten hour had not seen."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
-    properties = accepted_properties(
-        of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])}
-    )
+    before = of(30, timeline, accepted=accepted, branch_properties={})
+    properties = accepted_properties(before, {H2: Accepted(1, CUTS[H2])})
     assert H0 in properties[state.ACCEPTED]
     assert H1 not in properties[state.ACCEPTED]
 

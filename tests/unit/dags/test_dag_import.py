@@ -1,5 +1,4 @@
-"""The DAG file under a real Airflow, in a process of its own: Airflow configures itself, and
-logging, when imported."""
+"""The DAG file under a real Airflow in a process of its own: importing configures Airflow."""
 
 import json
 import os
@@ -13,6 +12,7 @@ import pytest
 
 from anabranch.config import stream_names
 
+Recorded = Callable[[Any], None]
 DAGS = Path(__file__).resolve().parents[3] / "dags"
 
 
@@ -350,42 +350,24 @@ egress: [{name: export}, {name: feed}]
 """
 # Files with a mistake in what the DAGs use, and the message of each.
 _WRONG = {
-    "returns": (
-        "kept: 2026-11-31",
-        "expected readable YAML, found: line 1, column 7: no valid timestamp",
-    ),
+    "returns": ("kept: 2026-11-31", "expected readable YAML, found: line 1, column 7: no valid timestamp"),
     "broken": ("neither valid: nor: read", "expected readable YAML, found: line 1, column "),
-    "weeks": (
-        "batch: {grace: 999999999999 weeks}",
-        "batch.grace: expected 1000 years at most, found 999999999999 weeks",
-    ),
+    "weeks": ("batch: {grace: 999999999999 weeks}", "batch.grace: expected 1000 years at most, found 999999999999 weeks"),
     "number": ("batch: {grace: 90}", "batch.grace: expected a duration such as '2 seconds', "),
     "nowhere": (
         'airflow: {owner: "${ANABRANCH_UNSET}"}',
         "airflow.owner: expected the environment variable ANABRANCH_UNSET, found it unset",
     ),
-    "later": (
-        "airflow: {start: soon}",
-        "airflow.start: expected an hour such as 2026-11-21T03, found 'soon'",
-    ),
+    "later": ("airflow: {start: soon}", "airflow.start: expected an hour such as 2026-11-21T03, found 'soon'"),
     "thirteenth": ("airflow: {start: 2026-13-21T03}", "airflow.start: expected an hour such as"),
     "listed": ("airflow: [a]", "airflow: expected a mapping of keys, found list"),
     "targets": ('egress: [{name: "not; a name"}]', "egress[0].name: expected a name"),
-    "twice": (
-        "egress: [{name: feed}, {name: feed}]",
-        "egress: expected each name once, found 'feed' twice",
-    ),
-    "long": (
-        f"egress: [{{name: {'n' * 65}}}]",
-        "egress[0].name: expected a name of at most 64 letters",
-    ),
+    "twice": ("egress: [{name: feed}, {name: feed}]", "egress: expected each name once, found 'feed' twice"),
+    "long": (f"egress: [{{name: {'n' * 65}}}]", "egress[0].name: expected a name of at most 64 letters"),
     "large": (f"group: {'g' * 151}", "group: expected 150 characters at most, found 'ggg"),
     "target": ("egress: [7]", "egress[0]: expected a mapping of keys, found int"),
-    "grouped": (
-        'group: "a b"',
-        "group: expected a name of letters, digits and underscores, found 'a b'",
-    ),
-}
+    "grouped": ('group: "a b"', "group: expected a name of letters, digits and underscores, found 'a b'"),
+}  # fmt: skip
 
 
 _DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'
@@ -398,6 +380,17 @@ _GROUP = {
     "refunds": 'group: "${ANABRANCH_GROUP}"\n'
     'airflow: {owner: "${ANABRANCH_OWNER}", start: "${ANABRANCH_START:-2026-11-21T05}"}\n',
 }
+
+
+def run_airflow(script: str, home: Path, *arguments: Path, **env: str) -> Any:
+    """Return what the script prints, in a process with no other settings of Airflow or Anabranch."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "ANABRANCH"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(DAGS), *map(str, arguments)], cwd=home, check=False,
+        env=ours | {"AIRFLOW_HOME": str(home)} | env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.rpartition("RESULT")[2].replace(str(home), "HOME"))
 
 
 @pytest.fixture(scope="module")
@@ -417,20 +410,9 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for name, text in _GROUP.items():
         (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
     env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("AIRFLOW", "ANABRANCH"))
-    }
-    env |= {
-        "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "ANABRANCH_GROUP": "small", "ANABRANCH_OWNER": "shop",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "ANABRANCH_GROUP": "small", "ANABRANCH_OWNER": "shop",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
-        env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.rpartition("RESULT")[2].replace(str(home), "HOME"))
+    result = run_airflow(_SCRIPT, home, home / "up", conf, **env)
     named = {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"}
     assert named == {*stream_names(conf)} - {"flights copy", "f" * 151}
     return result
@@ -464,7 +446,7 @@ def test_the_dags_of_a_wrong_file_fail_with_the_mistake(parsed: Any, stream: str
     assert parsed["dags"][f"anabranch_hourly__{stream}"]["schedule"] == "0 * * * *"
 
 
-def test_a_grace_in_any_unit_is_as_long_as_the_commands_have_it(parsed: Any) -> None:
+def test_a_grace_is_as_long_as_the_commands_have_it(parsed: Any) -> None:
     assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
 
 
@@ -482,9 +464,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(
-    parsed: Any, recorded: Callable[[Any], None]
-) -> None:
+def test_an_hour_is_sealed_rebuilt_merged_and_verified(parsed: Any, recorded: Recorded) -> None:
     """A refused hour is still merged, and its run still fails."""
     dag = parsed["dags"]["anabranch_hourly__flights"]
     recorded({name: dag[name] for name in SHOWN})
@@ -505,9 +485,7 @@ def named_errors(value: Any) -> Any:
 @pytest.mark.parametrize(
     "task", ["backlog", "rebuilds", "watch", "family", "hour", "group", "stream", "runs"]
 )
-def test_what_a_task_runs_and_how_it_ends(
-    parsed: Any, recorded: Callable[[Any], None], task: str
-) -> None:
+def test_what_a_task_runs_and_how_it_ends(parsed: Any, recorded: Recorded, task: str) -> None:
     """A run is not green while an earlier hour waits. A cleared run and a backfill restate, with a
     reason. The watch fails when the speed layer is late, and when the command fails; not for a
     difference between the layers. An error of one stream of a family does not stop the others; a
@@ -562,20 +540,16 @@ def test_terminal_errors_are_not_retried(parsed: Any) -> None:
     assert ended == ["refused", "usage", "broken", "missing"]
 
 
-def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(
-    parsed: Any, recorded: Callable[[Any], None]
-) -> None:
+def test_a_group_has_one_rebuild_and_a_mapped_task_each(parsed: Any, recorded: Recorded) -> None:
     dag = parsed["dags"]["anabranch_hourly_group__small"]
     # Its start is the earliest of its streams, and its grace the longest; `defaults.yaml` has it.
     recorded({name: dag[name] for name in (*SHOWN, "start", "waits", "owner of")})
     # The DAGs of its single streams are for runs by hand.
-    assert {
-        parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")
-    } == {None}
+    by_hand = ("anabranch_hourly__orders", "anabranch_hourly__refunds")
+    assert {parsed["dags"][name]["schedule"] for name in by_hand} == {None}
     # A variable that only the commands need may be unset here.
-    assert [
-        parsed["dags"][f"anabranch_maintenance__{name}"]["owners"] for name in ("refunds", "orders")
-    ] == [["shop"], ["anabranch"]]
+    assert parsed["dags"]["anabranch_maintenance__refunds"]["owners"] == ["shop"]
+    assert parsed["dags"]["anabranch_maintenance__orders"]["owners"] == ["anabranch"]
     maintenance = parsed["dags"]["anabranch_maintenance__app"]
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
     assert "anabranch_hourly__app" not in parsed["dags"]
@@ -624,16 +598,5 @@ def test_parsing_a_file_is_in_proportion_to_reading_200_streams(tmp_path: Path) 
     for number in range(200):
         group = f"group: g{number % 3}\n" if number % 2 else ""
         (streams / f"s{number}.yaml").write_text(group + text, encoding="utf-8")
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("AIRFLOW", "ANABRANCH"))
-    }
-    env |= {"AIRFLOW_HOME": str(tmp_path), "ANABRANCH_CONF": str(streams.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY, str(DAGS), str(streams)], env=env, cwd=tmp_path,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ratios = json.loads(done.stdout.rpartition("RESULT")[2])
+    ratios = run_airflow(_MANY, tmp_path, streams, ANABRANCH_CONF=str(streams.parent))
     assert {name: ratio for name, ratio in ratios.items() if ratio >= MOST} == {}

@@ -1,5 +1,4 @@
-"""The roll-up of small files: what becomes one file, that the one holds the same rows, and when it
-is committed."""
+"""The roll-up of small files: which become one, with the same rows, and when it commits."""
 
 import math
 import queue
@@ -87,17 +86,15 @@ def plan(
 def step(
     files: list[Small], has_ended: bool, written: Counter[str], whence: dict[str, list[str]]
 ) -> list[Small]:
-    """The files after one step. `whence`: which first files a file was made of; `written`: how
-    often each of those."""
+    """Files after a step. `whence`: by first files; `written`: how often each of those."""
     for group in plan(files, has_ended):
         name = new_id()
         whence[name] = [first for f in group for first in whence.get(f.file_path, [f.file_path])]
         written.update(whence[name])
         gone = {f.file_path for f in group}
         files = [f for f in files if f.file_path not in gone]
-        files.append(
-            replace(group[0], file_path=name, record_count=sum(f.record_count for f in group))
-        )
+        rows = sum(f.record_count for f in group)
+        files.append(replace(group[0], file_path=name, record_count=rows))
     return files
 
 
@@ -117,15 +114,13 @@ def test_a_reader_of_the_running_hour_opens_at_most_100(dates: int, each: int, r
         if new >= PASS_AFTER:
             files, new = step(files, False, written, whence), 0
     assert most <= 100 - dates * each, "a look takes a micro-batch to be committed"
-    assert max(written.values()) <= math.log(
-        sum(f.record_count for f in files), planning._GROWTH_OF_MANY
-    )
+    found = max(written.values())
+    assert found <= math.log(sum(f.record_count for f in files), planning._GROWTH_OF_MANY)
     while len(after := step(files, True, written, whence)) < len(files):
         files = after
     size = sum(f.file_size_in_bytes for f in files)
-    assert len(files) <= dates + size // (planning._TARGET_BYTES // 2), (
-        "an ended hour is left in few files"
-    )
+    why = "an ended hour is left in few files"
+    assert len(files) <= dates + size // (planning._TARGET_BYTES // 2), why
 
 
 @given(
@@ -153,10 +148,8 @@ def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_e
     assert sum(map(len, groups)) <= 128
     for group in groups:
         assert len(group) > 1
-        kinds = {
-            (f.partition, f.spec_id, tuple(f.column_sizes), apart.get(f.file_path)) for f in group
-        }
-        assert len(kinds) == 1
+        like = {(f.partition, f.spec_id, *f.column_sizes, apart.get(f.file_path)) for f in group}
+        assert len(like) == 1
         assert all(f.file_size_in_bytes < 64 * MB for f in group)
         assert sum(f.file_size_in_bytes for f in group) <= 128 * MB
 
@@ -170,11 +163,8 @@ def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int]) -> None:
     gone = {f.file_path for group in groups for f in group}
     left = [f for f in files if f.file_path not in gone]
     for group in groups:
-        together = sum(f.record_count for f in group)
-        assert all(
-            planning._size_class(together, growth) > planning._size_class(f.record_count, growth)
-            for f in group
-        )
+        size = planning._size_class(sum(f.record_count for f in group), growth)
+        assert all(size > planning._size_class(f.record_count, growth) for f in group)
     by_size = Counter(planning._size_class(f.record_count, growth) for f in left)
     assert all(count < growth for count in by_size.values())
 
@@ -206,31 +196,16 @@ def value(i: int) -> dict[str, Any]:
     """A row of all types, with what compares badly: NaN, the negative zero, nulls, empty lists."""
     double = [math.nan, -0.0, 0.0, 1.5, None][i % 5]
     return {
-        "id": f"{i}",
-        "small": Decimal(i).scaleb(-2),
-        "mid": Decimal(-i).scaleb(-3),
-        "large": Decimal(10**20 + i),
-        "at": datetime(2026, 11, 21, 1, 2, 3, i, tzinfo=UTC),
-        "day": date(2026, 11, 1),
-        "raw": bytes([i % 256, 0]),
-        "f": double,
-        "d": double,
-        "yes": i % 3 == 0 if i % 4 else None,
-        "i": i,
-        "l": -(2**40) * i,
+        "id": f"{i}", "small": Decimal(i).scaleb(-2), "mid": Decimal(-i).scaleb(-3),
+        "large": Decimal(10**20 + i), "at": datetime(2026, 11, 21, 1, 2, 3, i, tzinfo=UTC),
+        "day": date(2026, 11, 1), "raw": bytes([i % 256, 0]), "f": double, "d": double,
+        "yes": i % 3 == 0 if i % 4 else None, "i": i, "l": -(2**40) * i,
         "list": [double, None, 2.0][: i % 4] if i % 6 else None,
-        "map": [
-            (f"k{j}", {"x": double, "y": [b"z", None]} if j % 2 else None) for j in range(i % 3)
-        ],
-        "deep": {"a": {"b": double} if i % 2 else None, "c": [[1, None], [], None][: i % 4]}
-        if i % 7
-        else None,
-        "kafka_partition": 0,
-        "kafka_offset": i,
-        "kafka_timestamp": None,
-        "ingest_hour": FIRST,
+        "map": [(f"k{j}", {"x": double, "y": [b"z", None]} if j % 2 else None) for j in range(i % 3)],
+        "deep": {"a": {"b": double} if i % 2 else None, "c": [[1, None], [], None][: i % 4]} if i % 7 else None,
+        "kafka_partition": 0, "kafka_offset": i, "kafka_timestamp": None, "ingest_hour": FIRST,
         "event_date": date(2026, 11, 21),
-    }
+    }  # fmt: skip
 
 
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
@@ -259,9 +234,8 @@ def test_one_file_holds_many_ones_rows_in_every_type_exactly(lake: StreamLake) -
     assert schema_text(read(lake, table, made)) == schema_text(read(lake, table, files[0]))
     assert (made.partition, made.spec_id) == (files[0].partition, files[0].spec_id)
     for counts in ("value_counts", "null_value_counts"):
-        expected = {
-            id: sum(getattr(f, counts)[id] for f in files) for id in getattr(files[0], counts)
-        }
+        ids = getattr(files[0], counts)
+        expected = {id: sum(getattr(f, counts)[id] for f in files) for id in ids}
         assert getattr(made, counts) == expected
     assert made.column_sizes.keys() == files[0].column_sizes.keys()
     offset = table.schema().find_field("kafka_offset").field_id
@@ -596,10 +570,8 @@ def test_it_waits_for_a_queue_or_a_merge(lake: StreamLake, rolling: Compaction) 
 
 def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
     timeline = Timeline(FIRST, NEXT, {0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    defaults: dict[str, Any] = {
-        "content": {"speed": "a", "batch": "b"},
-        "merged": {"speed": "a", "batch": "b"},
-    }
+    same = {"speed": "a", "batch": "b"}
+    defaults: dict[str, Any] = {"content": same, "merged": same}
     source = Small("source", 5)
     there: Any = {FIRST: {"source": source}}
     done: Any = [rewriting.Rewritten(Small("new", 5), (source,))]  # type: ignore[arg-type]

@@ -1,5 +1,4 @@
-"""Operation of a group's streams with real tables and without Spark: a stream that fails, stops or
-waits."""
+"""A group's streams with real tables, without Spark: one fails, stops or waits."""
 
 from __future__ import annotations
 
@@ -171,11 +170,8 @@ def test_a_stream_that_failed_reads_alone(member: Make, monkeypatch: pytest.Monk
 
 
 def test_an_error_of_one_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other, staged = (
-        member(is_started=False),
-        member(is_started=False, topic="other"),
-        list[str](),
-    )
+    one, other = member(is_started=False), member(is_started=False, topic="other")
+    staged = list[str]()
     monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
     group = group_of(one=one, other=other)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
@@ -220,21 +216,16 @@ def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(membe
 def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_aside(
     member: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retrying, leaving, waiting = (
-        member(),
-        member(is_started=False),
-        member(is_started=False, speed=SLOW),
-    )
+    retrying, leaving = member(), member(is_started=False)
+    waiting = member(is_started=False, speed=SLOW)
 
     def fail(*_: object, **__: object) -> int:
         raise Transient("load table games.events: no answer")
 
     monkeypatch.setattr(retrying.batches, "publish", fail)
     retrying.hand(Work(RANGES))
-    wait_for(
-        lambda: retrying._tried is not None and retrying.is_ready,
-        "a try that fails, and another start",
-    )
+    what = "a try that fails, and another start"
+    wait_for(lambda: retrying._tried is not None and retrying.is_ready, what)
     group = group_of(retrying=retrying, waiting=waiting)
     group._leaving = {"leaving": leaving}
     assert group.set_aside == {}

@@ -55,9 +55,8 @@ def test_the_first_of_two_streams_of_one_topic_is_read() -> None:
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
 def test_a_batch_is_split_by_topic_in_order(topics: list[str]) -> None:
-    batch = pa.RecordBatch.from_pydict(
-        {"topic": pa.array(topics, pa.string()), "offset": pa.array(range(len(topics)), pa.int64())}
-    )
+    offsets = pa.array(range(len(topics)), pa.int64())
+    batch = pa.RecordBatch.from_pydict({"topic": pa.array(topics, pa.string()), "offset": offsets})
     pieces = list(runs_of(batch))
     assert all(set(piece.column("topic").to_pylist()) == {topic} for topic, piece in pieces)
     offsets = [offset for _, piece in pieces for offset in piece.column("offset").to_pylist()]

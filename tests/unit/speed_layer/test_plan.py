@@ -1,5 +1,4 @@
-"""Decisions of the speed layer: the hours of a micro-batch, recovery from an outage, chunks of a
-range."""
+"""Decisions of the speed layer: a micro-batch's hours, recovery, chunks of a range."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -91,7 +90,7 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
     steps = []
     while (step := plan_catch_up(outage(position, "aarra"), position)) is not None:
         steps.append(step)
-        position = position | (
+        position |= (
             step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()}
         )
     assert steps == [
@@ -103,8 +102,7 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
 
 
 def test_a_skip_is_discarded_when_another_publisher_went_further_meanwhile() -> None:
-    """The hazard: planned over an older load, it moves the position back, and what lies between is
-    published twice."""
+    """The hazard: planned over an older load, it moves the position back: rows come twice."""
     skip = plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
     assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
     for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
@@ -126,12 +124,8 @@ def test_a_skip_moves_the_position_and_remembers_the_hours() -> None:
 ENDS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5).map(
     lambda ends: list(zip(sorted(a for a, _ in ends), sorted(b for _, b in ends), strict=True))
 )
-RANGES = st.fixed_dictionaries(
-    {
-        p: st.tuples(st.integers(0, 25), st.integers(0, 25)).map(lambda r: (min(r), max(r)))
-        for p in (0, 1, 2)
-    }
-)
+SPAN = st.tuples(st.integers(0, 25), st.integers(0, 25)).map(lambda r: (min(r), max(r)))
+RANGES = st.fixed_dictionaries(dict.fromkeys((0, 1, 2), SPAN))
 
 
 @given(RANGES, ENDS)
@@ -140,20 +134,17 @@ def test_each_offset_has_its_one_hour(ranges: Ranges, ends: list[tuple[int, int]
     assigned = assign(ranges, [*hours, HourRange("running", None)])
     for p, (start, end) in ranges.items():
         for offset in range(start, end):
-            matches = [
-                h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]
-            ]
-            expected = next(
-                (h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running"
-            )
+            parts = [(h, part[p]) for h, part in assigned.items() if p in part]
+            matches = [h for h, (start, end) in parts if start <= offset < end]
+            ended = (h.hour for h in hours if h.ends and offset < h.ends.get(p, 0))
+            expected = next(ended, "running")
             assert matches == [expected]
     assert sum(size(part) for part in assigned.values()) == size(ranges)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 120))
 def test_a_short_micro_batch_is_no_end_of_the_log(waiting: list[int], at_most: int) -> None:
-    """Spark gives each partition its share of what it takes, rounded down, and at least one
-    offset."""
+    """Spark gives each partition its share, rounded down, and one offset at least."""
     total = sum(waiting)
     taken = [
         w if total <= at_most else min(w, max(1, at_most * w // total)) if w else 0 for w in waiting
@@ -176,12 +167,10 @@ def test_chunks_have_every_offset_once_in_the_limit(ranges: Ranges, at_most: int
 
 
 def test_a_partition_missing_in_kafkas_answer_is_not_published() -> None:
-    """The hazard: ended hours have no end there, so all of its records would belong to the running
-    hour."""
+    """The hazard: ended hours have no end there: all records are the running hour's."""
     state = outage({0: 50, 1: 5}, "aaaaa")
-    decided = ResolvedState(
-        state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30)
-    )
+    position, before = Position("t", {0: 50, 1: 5}), NOW - timedelta(minutes=30)
+    decided = ResolvedState(state, position, state.timeline, before)
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
     assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART
 
@@ -196,9 +185,8 @@ def test_files_are_open_side_by_side_only_while_they_are_few() -> None:
 
 def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     """The hazard: offsets of hours that are not decided yet, published under the hour at hand."""
-    timeline = Timeline(
-        "2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}}
-    )
+    hour = "2026-11-21T03"
+    timeline = Timeline(hour, hour, {0: 0}, boundaries={hour: {0: 4}})
     state = new_state(timeline, {0: 0})
     decided = ResolvedState(state, state.position, timeline, start_of("2026-11-21T09"))
     plan = plan_micro_batch(decided, {0: (0, 9)}, None)
@@ -212,11 +200,9 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
 
 @given(RANGES, RANGES, st.integers(0, 25))
 def test_early_staging_equals_the_decision(first: Ranges, sizes: Ranges, ended: int) -> None:
-    """Staged by what was decided for the micro-batch before it, and published as it is once that
-    one is."""
-    timeline = Timeline(
-        H[0], H[0], dict.fromkeys(first, 0), boundaries={H[0]: dict.fromkeys(first, ended)}
-    )
+    """Staged by a decision for the micro-batch before, published as it is after that."""
+    ends = {H[0]: dict.fromkeys(first, ended)}
+    timeline = Timeline(H[0], H[0], dict.fromkeys(first, 0), boundaries=ends)
     same = {"speed": "publish", "batch": ""}
     state = new_state(timeline, {p: s for p, (s, _) in first.items()}, content=same, merged=same)
     decided = ResolvedState(state, state.position, timeline, start_of(H[1]) + timedelta(minutes=5))
@@ -243,10 +229,11 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     decided = ResolvedState(state, state.position, timeline, start_of(H[0]))
     staged = StagedBatch("t", {H[0]: {0: (5, 7)}}, Written("files", NOW, ()), None)
     # The time of the decision does not show it: it is earlier than the load of the state.
+    late = NAMED_WITHIN + timedelta(1)
     for age, step in (
         (timedelta(0), Next.PUBLISH),
         (NAMED_WITHIN, Next.PUBLISH),
-        (NAMED_WITHIN + timedelta(1), Next.STAGE),
+        (late, Next.STAGE),
     ):
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW + age).next is step
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW - age).next is step
@@ -263,15 +250,13 @@ def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None
     in_a_moment = decided.now + timedelta(seconds=10)
     ahead = plan_ahead(decided, {0: (7, 9)}, in_a_moment)
     assert ahead is not None and ahead.by_hour == {H[0]: {0: (7, 9)}}
-    assert plan_ahead(decided, {0: (7, 9)}, decided.now + timedelta(minutes=2)) is None, (
-        "the hour has ended since"
-    )
+    why = "the hour has ended since"
+    assert plan_ahead(decided, {0: (7, 9)}, decided.now + timedelta(minutes=2)) is None, why
     assert plan_ahead(decided, {0: (7, 9), 1: (0, 2)}, in_a_moment) is None, "a partition is new"
     assert plan_ahead(decided, {0: (7, 7)}, in_a_moment) is None, "there is nothing to stage"
     behind = replace(decided, now=start_of(H[4]))
     assert plan_ahead(behind, {0: (7, 9)}, behind.now) is None, "hours before have no end yet"
     some = replace(behind, timeline=Timeline(H[0], H[0], {0: 0}, boundaries={H[0]: {0: 8}}))
     assert plan_ahead(some, {0: (7, 8)}, some.now) is not None
-    assert plan_ahead(some, {0: (7, 9)}, some.now) is None, (
-        "the hour of its last offset has no end yet"
-    )
+    why = "the hour of its last offset has no end yet"
+    assert plan_ahead(some, {0: (7, 9)}, some.now) is None, why
