@@ -1,5 +1,4 @@
-"""Operators' acts: each is in the ledger with user, host, time and reason; other decisions have
-none."""
+"""Operators' acts: each is in the ledger with user, host, time and reason; no other decision."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,8 +54,7 @@ def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
 
 
 def test_a_reason_that_is_no_text_is_refused_before_anything_is_published(lake: StreamLake) -> None:
-    """Python reads an argument of another encoding than UTF-8 so. The ledger cannot store it, and a
-    published decision waits for its row."""
+    """Python reads an argument that is no UTF-8 so. The ledger cannot store its row."""
     publisher, before = lake.publisher, lake.state().heads
     with pytest.raises(ConfigurationError, match=r"--why: expected UTF-8 text, found 'caf.udce9'"):
         serve_hour(publisher, FIRST, "speed", "caf\udce9")

@@ -1,5 +1,4 @@
-"""An operator's choice of the layer that serves an hour: complete or refused, honoured by all, with
-its reason."""
+"""An operator's choice of the layer that serves an hour: complete or refused, honoured by all."""
 
 import json
 from dataclasses import replace
@@ -37,12 +36,9 @@ DEAD_SPEED, DEAD_BATCH = [(H[0], 0, 90)], [(H[0], 0, 91)]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hour 0 accepted, hour 1 sealed, hour 2 open; the two layers disagree about hour 0, dead
-    letters too."""
-    made = new_lake(
-        tmp_path, timeline=Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]})
-    )
-    now = datetime.now(UTC)
+    """Hour 0 accepted, 1 sealed, 2 open; the layers disagree about hour 0, dead letters too."""
+    opened = Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]})
+    made, now = new_lake(tmp_path, timeline=opened), datetime.now(UTC)
     letters = (waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
     made.serve([*SPEED[0], *SPEED[1]], {0: 6}, dead_letters=letters)
     made.roll()
@@ -51,17 +47,12 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def accept(lake: StreamLake, revision: int) -> None:
-    """The batch layer accepts or restates hour 0, as `Rebuilder` does: an override keeps it out of
-    `main`."""
-    state = lake.state()
-    staged = lake.stage(BATCH[0])
-    letters = (
-        waiting_batch(lake.stage_dead(DEAD_BATCH, "batch"), H[0], revision, datetime.now(UTC)),
-    )
+    """The batch layer accepts or restates hour 0 as `Rebuilder`: an override holds for `main`."""
+    state, accepted = lake.state(), Accepted(revision, CUTS[0])
+    staged, dead = lake.stage(BATCH[0]), lake.stage_dead(DEAD_BATCH, "batch")
+    letters = (waiting_batch(dead, H[0], revision, datetime.now(UTC)),)
     rest = replace(state.timeline, sealed={H[1]: CUTS[1]})
-    publish = lake.accept(
-        staged, H[0], Accepted(revision, CUTS[0]), timeline=rest, dead_letters=letters
-    )
+    publish = lake.accept(staged, H[0], accepted, timeline=rest, dead_letters=letters)
     if state.overrides.get(H[0], "batch") != "batch":
         publish = replace(publish, changes=(publish.changes[0], Change("main")))
     lake.land(publish)
@@ -96,15 +87,15 @@ def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: Str
     assert choose(lake, "auto", why="it was right") == Served(H[0], "batch", None, True)
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
     decisions = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
-    assert decisions == [
+    expected = [
         ("served", "speed", "the gate was wrong", 1),
         ("served", "batch", "it was right", 1),
     ]
+    assert decisions == expected
 
 
 def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
-    """The hazard: between the two, a merger would undo the swap, or `main` would not be what it
-    says."""
+    """The hazard: in between, a merger undoes the swap, or `main` is not what it says."""
     before = {s.snapshot_id for s in lake.table().snapshots()}
     choose(lake, "speed")
     new = [s for s in lake.table().snapshots() if s.snapshot_id not in before]
@@ -144,19 +135,13 @@ def test_an_hour_chosen_for_speed_before_it_is_accepted_stays(lake: StreamLake) 
         ({"offsets": {0: 2}}, "speed", "the speed layer has not read it to its end"),
         ({"skipped": (H[0],)}, "speed", "the speed layer skipped it, wholly or in part"),
         ({"covered_from": H[1]}, "speed", "the speed layer skipped it, wholly or in part"),
-        (
-            {"accepted": {}, "sealed": {H[0]: CUTS[0]}},
-            "batch",
-            "the batch layer has not accepted it",
-        ),
+        ({"accepted": {}, "sealed": {H[0]: CUTS[0]}}, "batch", "the batch layer has not accepted it"),
     ],
-)
+)  # fmt: skip
 def test_a_layer_without_it_is_refused(values: dict[str, Any], choice: Any, reason: str) -> None:
     timeline = Timeline(FIRST, H[2], {0: 6}, sealed=values.pop("sealed", {}))
-    offsets, accepted = (
-        values.pop("offsets", {0: 6}),
-        values.pop("accepted", {H[0]: Accepted(1, CUTS[0])}),
-    )
+    offsets = values.pop("offsets", {0: 6})
+    accepted = values.pop("accepted", {H[0]: Accepted(1, CUTS[0])})
     state = new_state(replace(timeline, **values), offsets, accepted=accepted)
     found = f"expected the {choice} layer's rows to cover its cut, found that {reason}"
     with pytest.raises(Refused, match=found):
@@ -196,21 +181,15 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
 
 
 def test_letters_of_a_swap_that_a_crash_left_are_rolled_forward(lake: StreamLake) -> None:
-    from anabranch.protocol import acts
-
-    def die(*args: Any) -> Any:
+    def die(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    real = acts.dead_letters.roll_forward
-    acts.dead_letters.roll_forward = die  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anabranch.protocol.acts.dead_letters.roll_forward", die)
         with pytest.raises(KeyboardInterrupt):
             choose(lake, "speed")
-    finally:
-        acts.dead_letters.roll_forward = real  # type: ignore[assignment]
-    assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_BATCH), (
-        "the hazard did not happen"
-    )
+    served = (lake.rows("main"), lake.dead("main"))
+    assert served == (BY_SPEED, DEAD_BATCH), "the hazard did not happen"
     stale = lake.state()
     for _ in range(2):
         lake.roll()
@@ -225,10 +204,8 @@ def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake)
     """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
     row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
     lake.ledger.record([row])
-    forgotten = Change(
-        "batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
-    )
-    lake.change(forgotten, Change("main"))
+    past = {"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
+    lake.change(Change("batch", properties=past), Change("main"))
     assert lake.state().accepted == {}, "the hazard did not happen"
     choose(lake, "speed")
     assert lake.state().accepted == {H[0]: Accepted(3, CUTS[0])}
@@ -269,9 +246,8 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
         decide(H[0], "refused", 1, None, NOW, reason="the gate"),
         decide(H[0], "served", 0, None, NOW, reason="why not", served="speed"),
     ]
-    state = new_state(
-        Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]}), {0: 3}, overrides={H[0]: "speed"}
-    )
+    timeline = Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]})
+    state = new_state(timeline, {0: 3}, overrides={H[0]: "speed"})
     (first, _) = view(state, *rows, at=H[1])
     assert first.state == "refused"
     assert first.reason == "served by speed by choice: why not; the gate"
@@ -298,17 +274,15 @@ def test_the_command_prints_and_refuses(lake: StreamLake, monkeypatch: pytest.Mo
     }  # fmt: skip
     batch = ("override", "events", H[1], "--layer", "batch", "--why", "why")
     assert "the batch layer has not accepted it" in run(lake, monkeypatch, *batch, expect=1)
-    assert "found 'yesterday'" in run(
-        lake, monkeypatch, "override", "events", "yesterday", *batch[3:], expect=2
-    )
+    found = "found 'yesterday'"
+    assert found in run(lake, monkeypatch, "override", "events", "yesterday", *batch[3:], expect=2)
 
 
 def test_merge_and_hours_show_the_choice(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(lake, "speed")
     assert f"{H[0]} is served by speed by choice" in run(lake, monkeypatch, "merge", "events")
-    assert json.loads(run(lake, monkeypatch, "merge", "events", "--output", "json"))[
-        "overrides"
-    ] == {H[0]: "speed"}
+    found = json.loads(run(lake, monkeypatch, "merge", "events", "--output", "json"))["overrides"]
+    assert found == {H[0]: "speed"}
     first = json.loads(run(lake, monkeypatch, "hours", "events", "--output", "json"))[0]
     assert first["served"] == "speed"
     assert first["reason"] == "served by speed by choice: the gate was wrong"

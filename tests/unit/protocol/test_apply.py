@@ -1,5 +1,4 @@
-"""A stream's columns and its table's: what apply adds, what it refuses, and what a job says that
-finds them apart."""
+"""A stream's columns and its table's: what apply adds or refuses, and what a job says."""
 
 from pathlib import Path
 
@@ -42,10 +41,8 @@ def test_a_table_of_apply_belongs_to_the_stream(tmp_path: Path, ddl: str) -> Non
 )
 def test_a_job_of_other_columns_names_the_command(tmp_path: Path, ddl: str, message: str) -> None:
     _, table = table_of(tmp_path, NESTED)
-    with pytest.raises(
-        Terminal,
-        match="run `anabranch apply events`, then restart the jobs that were started before it",
-    ) as error:
+    remedy = "run `anabranch apply events`, then restart the jobs that were started before it"
+    with pytest.raises(Terminal, match=remedy) as error:
         require_columns(table, new_stream(schema=ddl))
     assert message in str(error.value)
 

@@ -50,14 +50,12 @@ def archived(lake: StreamLake) -> list[Row]:
 
 
 def an_erasure(lake: StreamLake) -> Erasure:
-    return Erasure(
-        "e", "n", NOW, NOW + timedelta(days=30), lake.state().timeline.since, "t", {0: 10}
-    )
+    since, until = lake.state().timeline.since, NOW + timedelta(days=30)
+    return Erasure("e", "n", NOW, until, since, "t", {0: 10})
 
 
 def record_erasure(lake: StreamLake) -> None:
-    """Record an erasure in the branches: the first step of `anabranch erase`, before it moves the
-    archive's head."""
+    """Record an erasure in the branches, as `anabranch erase` does before the archive's head."""
     publish = erasure.plan_request(lake.state(), an_erasure(lake), new_id())
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
 
@@ -91,9 +89,8 @@ def test_records_that_were_read_before_an_erasure_are_not_archived(lake: StreamL
 def test_an_erasure_between_a_writers_look_and_its_commit_refuses_it(lake: StreamLake) -> None:
     one = staged(lake, RECORDS)
     table = lake.lake.load(lake.stream.archive_table)
-    commit = archive.plan_archive(
-        table, one, (), (), archive.is_current(lake.state(), lake.state(), FIRST, CUT), NOW
-    )
+    is_current = archive.is_current(lake.state(), lake.state(), FIRST, CUT)
+    commit = archive.plan_archive(table, one, (), (), is_current, NOW)
     assert commit is not None
     record_erasure(lake)
     move_head(lake)
@@ -110,10 +107,8 @@ def test_an_expired_hour_is_not_archived(lake: StreamLake) -> None:
 def test_hours_leave_when_they_are_old_and_not_held_or_have_expired(lake: StreamLake) -> None:
     state, late = lake.state(), NOW + timedelta(days=2)
     third = shift(FIRST, 2)
-    assert archive.plan_due(state, {FIRST, SECOND, third}, timedelta(days=2), late) == (
-        FIRST,
-        SECOND,
-    )
+    expected = (FIRST, SECOND)
+    assert archive.plan_due(state, {FIRST, SECOND, third}, timedelta(days=2), late) == expected
     held = replace(state, holds=Holds((Hold(FIRST, FIRST, "somebody", NOW, "case 1"),)))
     assert archive.plan_due(held, {FIRST, SECOND, third}, timedelta(days=2), late) == (SECOND,)
     assert archive.plan_due(state, {FIRST}, None, late) == ()

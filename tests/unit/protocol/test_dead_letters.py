@@ -1,5 +1,4 @@
-"""Dead letters follow the rows' publish: any process rolls them forward exactly once, each offset
-in one place."""
+"""Dead letters follow the rows' publish: rolled forward by any process once, each in one place."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -47,8 +46,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
-    """The speed layer's rows publish that names `staged`; the process dies before the dead letters
-    follow."""
+    """A publish of the speed layer's rows that names `staged`; the process dies after it."""
     item = waiting_speed(staged, at)
     lake.change(Change("speed"), Change("main"), dead_letters=(item,))
     return lake.state()
@@ -93,29 +91,20 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     state = speed_said(lake, lake.stage_dead(D, "speed"))
     done = roll(lake, state)
-    lake.change(
-        Change("speed"), Change("main"), timeline=state.timeline, confirmed=Confirmed(letters=done)
-    )
-    assert (
-        waiting(lake.state(), "speed", DEAD_LETTERS)
-        == waiting(lake.state(), "main", DEAD_LETTERS)
-        == []
-    )
+    confirmed = Confirmed(letters=done)
+    lake.change(Change("speed"), Change("main"), timeline=state.timeline, confirmed=confirmed)
+    assert [waiting(lake.state(), b, DEAD_LETTERS) for b in ("speed", "main")] == [[], []]
 
 
 def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake) -> None:
-    """The hazard: the job dies after the publish of an hour without dead letters, whose empty set
-    has the id of the decision; what recovers finds the set published and takes the decision for
-    recorded."""
+    """The hazard: the job dies after an hour without dead letters, whose empty set has the
+    decision's id; what recovers takes the decision for recorded."""
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(None, FIRST, 1, NOW, f"{rows.wap_id}-{FIRST}"),)
-    publish = plan_publish(
-        lake.state(), [Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())], NOW
-    )
-    lake.land(publish)
-    assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, (
-        "the hazard did not happen"
-    )
+    rebuilt = Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())
+    lake.land(plan_publish(lake.state(), [rebuilt], NOW))
+    ids = {row.decision_id for row in lake.state().decisions}
+    assert ids == {letters[0]["id"]}, "the hazard did not happen"
     lake.publisher.recover()
     assert [(row.hour, row.decision) for row in lake.ledger.history()] == [(FIRST, "accepted")]
 
@@ -144,8 +133,7 @@ def test_a_revision_that_was_replaced_is_passed_over(lake: StreamLake) -> None:
 
 
 def test_late_letters_of_a_now_accepted_hour_go_to_speed(lake: StreamLake) -> None:
-    """The hazard: a publisher that loaded the state before the acceptance would write each offset
-    to `main` twice."""
+    """The hazard: a publisher by the state before the acceptance writes each offset twice."""
     stale = speed_said(lake, lake.stage_dead(D, "speed"))
     accepted = batch_said(lake, lake.stage_dead(D, "batch"), 1, NOW - timedelta(minutes=1))
     only_batch = [item for item in accepted.dead_letters if item["layer"] == "batch"]
@@ -205,8 +193,7 @@ def delete(*paths: str) -> None:
 
 @pytest.mark.parametrize("days", [0, 2, 400])
 def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> None:
-    """The hazard: the commit that publishes the first expires what is staged since more than a
-    day."""
+    """The hazard: the publish of the first expires what is staged for more than a day."""
     staged = [lake.stage_dead([row], "speed") for row in D]
     for one in staged:
         speed_said(lake, one)
@@ -242,17 +229,16 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     # The files are as they were staged, including the values by which readers skip files.
     table = lake.lake.load(lake.stream.dead_letters_table)
     files = files_of(table, "main", FIRST)
-    assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in files] == [
-        (
-            f.file_path.replace(".parquet", "-copy.parquet"),
-            f.record_count,
-            f.partition,
-            f.file_size_in_bytes,
-        )
-        for f in staged.files
-    ]
-    assert files[0].lower_bounds == staged.files[0].lower_bounds
-    assert files[0].upper_bounds == staged.files[0].upper_bounds
+    for file, before in zip(files, staged.files, strict=True):
+        assert file.file_path == before.file_path.replace(".parquet", "-copy.parquet")
+        for name in (
+            "record_count",
+            "partition",
+            "file_size_in_bytes",
+            "lower_bounds",
+            "upper_bounds",
+        ):
+            assert getattr(file, name) == getattr(before, name)
     assert files_of(table, "main", SECOND) == ()
 
 
@@ -303,8 +289,7 @@ def test_expired_letters_refuse_it(lake: StreamLake, monkeypatch: pytest.MonkeyP
 def test_copies_of_unknown_age_are_made_again(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, took: timedelta
 ) -> None:
-    """The hazard: the process slept, or its clock was set back, while it copied: orphan removal may
-    have deleted the copies."""
+    """The hazard: the process slept while it copied: orphan removal may have deleted it."""
     staged = lake.stage_dead(D, "speed", protected=False)
     state, land, times = speed_said(lake, staged), lake.lake.land, list[datetime]()
     expire_all(lake, lake.stream.dead_letters_table)
@@ -327,24 +312,17 @@ def test_copies_of_unknown_age_are_made_again(
 
 def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
     staged, state = named(lake)
-    snapshot = staged_snapshot(
-        table := lake.lake.load(lake.stream.dead_letters_table), staged.wap_id
-    )
+    table = lake.lake.load(lake.stream.dead_letters_table)
+    snapshot = staged_snapshot(table, staged.wap_id)
     assert snapshot is not None
-    delete(
-        *(
-            m.manifest_path
-            for m in snapshot.manifests(table.io)
-            if m.added_snapshot_id == staged.snapshot_id
-        )
-    )
+    own = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == staged.snapshot_id]
+    delete(*(m.manifest_path for m in own))
     assert roll(lake, state) == {staged.wap_id}
     assert lake.dead("main") == D
 
 
 def test_published_files_need_a_record(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: a branch remembers so many ids, and a publish names a set for longer than
-    that."""
+    """The hazard: a branch remembers so many ids, and a publish names a set for longer."""
     staged, state = named(lake)
     assert roll(lake, state) == {staged.wap_id}
     monkeypatch.setattr(dead_letters, "DONE", "anabranch.forgotten")
@@ -374,12 +352,8 @@ def test_missing_files_block_none(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert f"dead letters {lost.wap_id}" in message
     assert "when it rebuilds their hours" in message
     # Follow the message.
-    roll(
-        lake,
-        batch_said(
-            lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1, NOW + timedelta(minutes=2)
-        ),
-    )
+    found = lake.stage_dead([*D, (FIRST, 0, 9)], "batch")
+    roll(lake, batch_said(lake, found, 1, NOW + timedelta(minutes=2)))
     assert lake.dead("main") == [*D, (FIRST, 0, 9)]
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
 
@@ -392,19 +366,14 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     delete(*(f.file_path for f in staged.files))
     for _ in range(2):
         lake.publisher.recover()
-    assert lake.dead("main") == lake.dead("batch") == [], (
-        "what an offset was before may be a row by now"
-    )
+    assert lake.dead("main") == lake.dead("batch") == [], "one may be a row by now"
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
-    orders = stream_run.with_losses(job, lake.state(), {})
-    assert orders == {
-        FIRST: RebuildRequest(
-            restate=True, accept=False, why="the dead letters of revision 1 were lost"
-        )
-    }
+    why = "the dead letters of revision 1 were lost"
+    expected = {FIRST: RebuildRequest(restate=True, accept=False, why=why)}
+    assert stream_run.with_losses(job, lake.state(), {}) == expected
     # A lost file is another reason, of accepted hours alone.
     gone = {FIRST: "file f is gone", SECOND: "file g is gone"}
     lost = stream_run.with_losses(job, lake.state(), gone)
@@ -418,9 +387,8 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
 
 
 def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
-    lake = new_lake(
-        tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})})
-    )
+    empty = Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})})
+    lake = new_lake(tmp_path, timeline=empty)
     publish = plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
@@ -428,8 +396,7 @@ def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_p
     lake.publisher.finish(lake.state())
 
 
-def test_the_remaining_files_of_an_hour_are_published(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT}))
+def test_the_remaining_files_of_an_hour_are_published(lake: StreamLake) -> None:
     one, two = lake.stage_dead(D[:1], "batch"), lake.stage_dead(D[1:], "batch")
     both = Staged("both", 0, None, (*one.files, *two.files))
     state = batch_said(lake, both, 1)

@@ -56,10 +56,8 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert [d.tag for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
     assert second.changed == {"good": [1, 2]}
     assert third.changed == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
-    assert first.query == (
-        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --as-of "
-        f"{NEXT}-r1"
-    )
+    sql = f"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'"
+    assert first.query == f'anabranch query "{sql}" --as-of {NEXT}-r1'
     assert first.readable.startswith("by its tag until ")
     assert third.readable == "it is the newest revision"
     assert [d.reason for d in (first, second, third)] == [
@@ -69,8 +67,7 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
 
 
 def test_a_revision_replaced_under_speed_is_read_by_its_tag(one: StreamLake) -> None:
-    """The hazard: `main` showed the speed layer's rows then, so a tag of it would be none of the
-    revision."""
+    """The hazard: `main` showed the speed layer's rows, so a tag of it is not the revision's."""
     read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})
     rebuild(one, 1, [event(0, 4, n=1)])
     acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
@@ -170,14 +167,11 @@ def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
 
 
 def test_changes_in_words() -> None:
-    before, after = (
-        row("accepted", 1, good=40, gaps={"control": 1}),
-        row("accepted", 2, good=41, gaps={}, dead=0),
-    )
+    before = row("accepted", 1, good=40, gaps={"control": 1})
+    after = row("accepted", 2, good=41, gaps={}, dead=0)
     changed = protocol_decisions.changed_values(before, after)
-    assert (
-        protocol_decisions.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
-    )
+    expected = 'good 40 to 41 (+1), gaps {"control": 1} to {}'
+    assert protocol_decisions.changed_words(changed) == expected
     assert protocol_decisions.changed_words({}) == "no count changed"
 
 
@@ -207,11 +201,8 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
     # A table that lacks the tag is not silently read as it is now.
     tables = {name: one.lake.load(name) for name in (one.name, one.stream.hours_table)}
     with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
-        run_query(
-            f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true",
-            tables,
-            as_of=str(earlier),
-        )
+        sql = f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true"
+        run_query(sql, tables, as_of=str(earlier))
 
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:

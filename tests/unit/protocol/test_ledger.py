@@ -1,5 +1,4 @@
-"""The ledger: append-only, in the table's own order, with every decision exactly once from any
-number of writers."""
+"""The ledger: append-only, in its own order, each decision once from any number of writers."""
 
 import threading
 from dataclasses import replace
@@ -121,12 +120,10 @@ def test_an_append_never_first_ends(lake: StreamLake, monkeypatch: pytest.Monkey
     rival = lake.again()
 
     def rows(table: Table) -> pa.Table:
-        Ledger(rival, lake.stream.hours_table).record(
-            [ledger.decision(FIRST, "sealed", 0, CUT, NOW)]
-        )
-        return ledger._to_arrow(
-            [ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number()
-        )
+        sealed = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
+        Ledger(rival, lake.stream.hours_table).record([sealed])
+        refused = ledger.decision(FIRST, "refused", 1, CUT, NOW)
+        return ledger._to_arrow([refused], table.metadata.next_sequence_number())
 
     found = r"append to games\.events_hours: expected a commit to land within"
     with pytest.raises(Transient, match=found):
@@ -146,14 +143,8 @@ ACCEPTED = row("accepted", good=9, served="batch")
     ("rows", "expected"),
     [
         ([SEALED], {"decision": "sealed", "served": "speed", "offsets": 10}),
-        (
-            [SEALED, ACCEPTED],
-            {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1},
-        ),
-        (
-            [SEALED, row("refused", reason="gap"), ACCEPTED],
-            {"decision": "accepted", "reason": None, "good": 9},
-        ),
+        ([SEALED, ACCEPTED], {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1}),
+        ([SEALED, row("refused", reason="gap"), ACCEPTED], {"decision": "accepted", "reason": None, "good": 9}),
         (
             [SEALED, ACCEPTED, row("refused", revision=2, reason="gap", good=3, served="batch")],
             {"decision": "accepted", "revision": 1, "good": 9, "reason": "gap", "served": "batch"},
@@ -166,14 +157,8 @@ ACCEPTED = row("accepted", good=9, served="batch")
             ],
             {"decision": "accepted", "revision": 2, "good": 10, "reason": None},
         ),
-        (
-            [SEALED, row("refused", reason="a"), row("refused", reason="b")],
-            {"decision": "refused", "reason": "b"},
-        ),
-        (
-            [ACCEPTED, row("served", served="speed", reason="why")],
-            {"decision": "accepted", "served": "speed"},
-        ),
+        ([SEALED, row("refused", reason="a"), row("refused", reason="b")], {"decision": "refused", "reason": "b"}),
+        ([ACCEPTED, row("served", served="speed", reason="why")], {"decision": "accepted", "served": "speed"}),
         (
             [SEALED, row("served", served="speed", reason="why")],
             {"decision": "sealed", "revision": 0, "offsets": 10},
@@ -184,7 +169,7 @@ ACCEPTED = row("accepted", good=9, served="batch")
         ),
         ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
     ],
-)
+)  # fmt: skip
 def test_the_newest_decision_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
     newest = ledger.newest(rows)[FIRST]
     assert {key: getattr(newest, key) for key in expected} == expected

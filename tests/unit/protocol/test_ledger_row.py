@@ -1,5 +1,4 @@
-"""Decisions that wait in a branch's properties: tables contain them, and other versions of the code
-read them."""
+"""Decisions that wait in a branch's properties: stored, and read by other versions of the code."""
 
 import json
 import logging
@@ -37,19 +36,11 @@ from speed_layer.reading_note import DeadShare
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
 CUT = Cut("t", {10: (1, 1), 0: (3, 9)})
 ACCOUNT = HourAccount(
-    good=3,
-    dead=1,
-    duplicate=1,
-    gap=1,
-    gaps={"control": 1},
-    partitions={0: Account(6, 3, 1, 1, {"control": 1})},
-    sources={"kafka": 5},
-    speed_rows=4,
+    good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1},
+    partitions={0: Account(6, 3, 1, 1, {"control": 1})}, sources={"kafka": 5}, speed_rows=4,
     diff=Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
-    quality=QualityResult(
-        True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)
-    ),
-)
+    quality=QualityResult(True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)),
+)  # fmt: skip
 BEGIN = (
     '{"id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": "2026-11-21T00", "decision": "%s", '
     f'"revision": %d, "code_version": "{VERSION}"'
@@ -100,9 +91,8 @@ def test_a_decision_waits_as_json_and_comes_back(row: LedgerRow, text: str) -> N
     [RunFacts(NOW), RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b")],
 )
 def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
-    row = ledger.decision(
-        "2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=replace(ACCOUNT, run=run)
-    )
+    account = replace(ACCOUNT, run=run)
+    row = ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=account)
     assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
     columns = json.loads(json.dumps(row.as_columns()["run"]))
     assert columns["began"] == NOW.isoformat() and None not in columns.values()
@@ -145,25 +135,19 @@ def letters(folder: Path, *texts: tuple[str, str]) -> DataFile:
     """A file of dead letters with these codes and texts, at offsets from 5 on."""
     path = folder / f"{len(texts)}.parquet"
     columns = {
-        "error_code": [code for code, _ in texts],
-        "error_text": [text for _, text in texts],
-        "kafka_partition": [0] * len(texts),
-        "kafka_offset": list(range(5, 5 + len(texts))),
-    }
+        "error_code": [code for code, _ in texts], "error_text": [text for _, text in texts],
+        "kafka_partition": [0] * len(texts), "kafka_offset": list(range(5, 5 + len(texts))),
+    }  # fmt: skip
     pq.write_table(pa.table(columns), path)
     return DataFile.from_args(file_path=f"file://{path}", record_count=len(texts))
 
 
 def test_the_most_frequent_reason_has_no_value_of_a_record(tmp_path: Path) -> None:
     one = letters(tmp_path, ("malformed_json", "expected one JSON object, found text"))
-    other = letters(
-        tmp_path,
-        ("wrong_type", "ts: expected timestamp, found 1732230000.5"),
-        ("wrong_type", "ts: expected timestamp, found secret, found again"),
-    )
-    assert frequent_reason(PyArrowFileIO(), [one, other]) == (
-        "wrong_type: ts: expected timestamp (the first: partition 0, offset 5)"
-    )
+    texts = ("found 1732230000.5", "found secret, found again")
+    other = letters(tmp_path, *(("wrong_type", f"ts: expected timestamp, {t}") for t in texts))
+    expected = "wrong_type: ts: expected timestamp (the first: partition 0, offset 5)"
+    assert frequent_reason(PyArrowFileIO(), [one, other]) == expected
     assert frequent_reason(PyArrowFileIO(), []) is None
 
 

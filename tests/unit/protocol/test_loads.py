@@ -24,8 +24,7 @@ NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 
 @contextmanager
 def counted(of: StreamLake) -> Iterator[Counter[str]]:
-    """The loads of each table, without those of other lakes: a thread that an earlier test left
-    may still read its own."""
+    """The loads of each table of this lake: an earlier test's thread may still read."""
     loads, find = Counter[str](), Lake.find
 
     def counting(lake: Lake, name: str) -> Any:
@@ -47,19 +46,15 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     row = ledger.decision(FIRST, "sealed", 0, Cut("t", {0: (0, 2)}), NOW)
     named = dead_letters.waiting_speed(dead, NOW)
     with counted(lake) as loads:
-        landed = land(
-            lake,
-            lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,)),
-            before,
-        )
+        publish = lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,))
+        landed = land(lake, publish, before)
         assert landed is not None
         handed_on = landed.state
     assert not loads
     assert handed_on == lake.state()
     assert [d.hour for d in handed_on.decisions] == [FIRST]
-    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, (
-        "over earlier heads"
-    )
+    why = "over earlier heads"
+    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, why
 
 
 def test_a_lost_answer_returns_the_state(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +113,13 @@ def test_letters_published_meanwhile_are_decided_over_a_new_load(lake: StreamLak
 
     def overtaken(*given: Any) -> Any:
         if others:
-            assert dead_letters.roll_forward(others.pop(), name, landed.state) == {
-                one.wap_id for one in staged
-            }
+            shown = dead_letters.roll_forward(others.pop(), name, landed.state)
+            assert shown == {one.wap_id for one in staged}
         return real(*given)
 
     with patch.object(dead_letters, "plan_commit", overtaken):
-        assert dead_letters.roll_forward(lake.lake, name, landed.state) == {
-            one.wap_id for one in staged
-        }
+        found = dead_letters.roll_forward(lake.lake, name, landed.state)
+        assert found == {one.wap_id for one in staged}
     assert lake.dead("speed") == [(FIRST, 0, i) for i in range(2)], "each once"
 
 

@@ -1,5 +1,4 @@
-"""Measurements of the jobs: totals in a property of `main`, and the content that is read for the
-metrics."""
+"""Measurements of jobs: totals in a property of `main`, and their content for the metrics."""
 
 import json
 import math
@@ -112,8 +111,7 @@ def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
 
 
 def cpu_in_all() -> int:
-    """The CPU time of this process, of its children that have ended, and of others that earlier
-    tests left running."""
+    """The CPU time of this process, its ended children, and others that tests left running."""
     running = psutil.Process().children(recursive=True)
     return round(1000 * (sum(os.times()[:4]) + sum(map(measured._seconds, running))))
 
@@ -180,9 +178,8 @@ def test_the_oldest_rows_wait(tmp_path: Path, ago: int, fresh: int | None, waite
     # The rows are stamped with the first moment of the day.
     rows = one.stage([(FIRST, 0, 0)])
     now = start_of(FIRST) + timedelta(seconds=ago)
-    main = (
-        {FRESH_THROUGH: (now - timedelta(seconds=fresh)).isoformat()} if fresh is not None else {}
-    )
+    stamp = (now - timedelta(seconds=fresh)).isoformat() if fresh is not None else None
+    main = {FRESH_THROUGH: stamp} if stamp is not None else {}
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
     assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
@@ -237,18 +234,15 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
     said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])
-    one.change(
-        Change("speed"), Change("main", properties=said), position=state.position, state=state
-    )
+    changes = (Change("speed"), Change("main", properties=said))
+    one.change(*changes, position=state.position, state=state)
     accept(one, HOURS[0], 10)
     one.move("main")
     one.move("speed")
-    assert json.loads(branch_properties(one.table(), "main")[MEASURED])["speed"]["seconds"] == {
-        READABLE: [1.5, {"2": 1}]
-    }
-    assert reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE] == Durations(
-        1.5, {2: 1}
-    )
+    found = json.loads(branch_properties(one.table(), "main")[MEASURED])["speed"]["seconds"]
+    assert found == {READABLE: [1.5, {"2": 1}]}
+    shown = reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE]
+    assert shown == Durations(1.5, {2: 1})
 
 
 # The table records the runs of maintenance: bounded, and each run, also beside other commits.
@@ -266,12 +260,8 @@ RUN = MaintenanceRun(
 
 
 def run(minutes: int, **failed: str) -> MaintenanceRun:
-    return replace(
-        RUN,
-        began=AT + timedelta(minutes=minutes),
-        ended=AT + timedelta(minutes=minutes),
-        failed=failed,
-    )
+    at = AT + timedelta(minutes=minutes)
+    return replace(RUN, began=at, ended=at, failed=failed)
 
 
 @pytest.fixture(scope="module")
@@ -292,9 +282,8 @@ def test_two_runs_that_end_together_are_both_recorded(lake: StreamLake) -> None:
     first, second = run(10), run(10, orphans="expected an answer, found none")
     for id, ended in (("a", first), ("b", second)):
         assert lake.lake.commit(table, plan_record(table.properties, id, ended)) is Outcome.LANDED
-    assert {first.to_json(), second.to_json()} <= {
-        r.to_json() for r in read_runs(lake.table().properties)
-    }
+    found = {first.to_json(), second.to_json()}
+    assert found <= {r.to_json() for r in read_runs(lake.table().properties)}
 
 
 def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamLake) -> None:
@@ -311,11 +300,8 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
 
 
 def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:
-    properties = {
-        f"{MAINTAINED}.old": '{"by": "a version to come"}',
-        f"{MAINTAINED}.bad": "{",
-        "comment": "games",
-    }
+    old = {f"{MAINTAINED}.old": '{"by": "a version to come"}', f"{MAINTAINED}.bad": "{"}
+    properties = old | {"comment": "games"}
     assert read_runs(properties) == ()
     commit = plan_record(properties, "new", RUN)
     assert set(commit.remove_properties) == {f"{MAINTAINED}.old", f"{MAINTAINED}.bad"}

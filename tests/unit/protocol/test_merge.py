@@ -1,5 +1,4 @@
-"""The merger: `main` becomes what the layers say, by swaps that copy nothing, and never loses an
-hour's rows."""
+"""The merger: `main` becomes what the layers say by swaps, and never loses an hour's rows."""
 
 import json
 from dataclasses import replace
@@ -38,19 +37,16 @@ SPEED, BATCH = {H0: ["s0"], H1: ["s1"]}, {H0: ["b0"]}
 
 def state_of(**values: Any) -> State:
     given: dict[str, Any] = {"accepted": {H0: Accepted(1, CUT0)}}
-    return new_state(
-        values.pop("timeline", TIMELINE), values.pop("offsets", {0: 5}), **(given | values)
-    )
+    timeline, offsets = values.pop("timeline", TIMELINE), values.pop("offsets", {0: 5})
+    return new_state(timeline, offsets, **(given | values))
 
 
-def plan(
-    state: State,
-    main: dict[str, list[str]],
-    speed: dict[str, list[str]],
-    batch: dict[str, list[str]],
-) -> Any:
+Paths = dict[str, list[str]]
+
+
+def plan(state: State, *branches: Paths) -> Any:
     return plan_merge(
-        state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in (main, speed, batch))
+        state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in branches)
     )
 
 
@@ -85,19 +81,11 @@ def test_a_swap_touches_only_the_files_that_differ() -> None:
 @pytest.mark.parametrize(
     ("values", "layer", "reason"),
     [
-        (
-            {"overrides": {H0: "speed"}, "offsets": {0: 2}},
-            "speed",
-            "the speed layer has not read it to its end",
-        ),
-        (
-            {"overrides": {H0: "speed"}, "timeline": replace(TIMELINE, skipped=(H0,))},
-            "speed",
-            "the speed layer skipped it, wholly or in part",
-        ),
+        ({"overrides": {H0: "speed"}, "offsets": {0: 2}}, "speed", "the speed layer has not read it to its end"),
+        ({"overrides": {H0: "speed"}, "timeline": replace(TIMELINE, skipped=(H0,))}, "speed", "the speed layer skipped it, wholly or in part"),
         ({"overrides": {H0: "speed"}}, "speed", None),
     ],
-)
+)  # fmt: skip
 def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
     values: dict[str, Any], layer: Layer, reason: str | None
 ) -> None:
@@ -154,15 +142,11 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
     before = lake.state().heads
     assert [s.hour for s in merge(lake.lake, lake.stream, everything=True).swaps] == [H0, H1]
     assert lake.rows("main") == RIGHT
-    assert {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()} == {
-        h: set(f) for h, f in files.items()
-    }
+    found = {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()}
+    assert found == {h: set(f) for h, f in files.items()}
     after = lake.state()
-    assert {b: after.heads[b] == before[b] for b in before} == {
-        "main": False,
-        "speed": True,
-        "batch": True,
-    }
+    expected = {"main": False, "speed": True, "batch": True}
+    assert {b: after.heads[b] == before[b] for b in before} == expected
     assert after.is_merged
 
 
@@ -176,16 +160,13 @@ def test_merging_again_changes_nothing(lake: StreamLake) -> None:
 def test_a_dry_run_prints_the_swap_and_changes_nothing(lake: StreamLake) -> None:
     wreck(lake)
     head = lake.state().heads
-    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps] == [
-        H0,
-        H1,
-    ]
+    found = [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps]
+    assert found == [H0, H1]
     assert lake.state().heads == head
 
 
 def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) -> None:
-    """The hazard: the speed branch is set back, the merge keeps the sealed hour's rows in `main`,
-    and the speed layer reads them again."""
+    """The hazard: speed is set back, `main` keeps the hour's rows, and they are read again."""
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
     before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
     lake.serve(rows, {0: 2})
@@ -213,8 +194,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
 
 
 def test_a_publish_blind_to_a_moved_branch_does_not_mark_it(lake: StreamLake) -> None:
-    """The hazard: empty hours are accepted over a branch that was set back, and no process repairs
-    `main` any more."""
+    """The hazard: empty hours are accepted over a branch set back, and none repairs `main`."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})
     publish = Publish("id", (Change("batch"), Change("main")), state.timeline)
     _, main = to_commit(state, publish, NOW).changes
@@ -243,9 +223,8 @@ def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake
     """A restored branch: its content is not what `main` was made from."""
     staged, table = lake.stage([(H1, 0, 4)]), lake.table()
     tx = table.transaction()
-    properties = {"anabranch.publish": "restored", "anabranch.content": "restored"} | {
-        k: v for k, v in lake.state().branch_properties["speed"].items() if k != "anabranch.content"
-    }
+    said = lake.state().branch_properties["speed"]
+    properties = said | dict.fromkeys(("anabranch.publish", "anabranch.content"), "restored")
     update = tx.update_snapshot(branch="speed", snapshot_properties=properties).fast_append()
     update.append_data_file(staged.files[0])
     update.commit()
@@ -289,13 +268,9 @@ def diff(
         (replace(diff(missing=5, extra=3), extra_dead=2), {}, {"missing": 5, "extra": 1}),
         # Other content: never, whatever else is wrong with the hour.
         (diff(changed=1, unread=0), {"retention": 9}, {"changed": 1}),
-        (
-            diff(missing=1, extra=1, changed=1, unread=0),
-            None,
-            {"missing": 1, "extra": 1, "changed": 1},
-        ),
+        (diff(missing=1, extra=1, changed=1, unread=0), None, {"missing": 1, "extra": 1, "changed": 1}),
     ],
-)
+)  # fmt: skip
 def test_the_explanations_of_a_difference(
     difference: Diff | None, gaps: dict[str, int] | None, left: dict[str, int]
 ) -> None:
@@ -333,14 +308,8 @@ def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> N
         [],
     )  # fmt: skip
     assert difference.diff == Diff(
-        missing=3 + 64,
-        extra=16 + 128,
-        changed=32,
-        duplicate=4,
-        unread=2,
-        sample=(),
-        missing_dead=64,
-        extra_dead=128,
-    )
+        missing=3 + 64, extra=16 + 128, changed=32, duplicate=4, unread=2, sample=(),
+        missing_dead=64, extra_dead=128,
+    )  # fmt: skip
     assert difference.speed_rows == 4 + 8 + 16 + 32 + 128
     assert difference.batch_rows == 1 + 2 + 8 + 32 + 64

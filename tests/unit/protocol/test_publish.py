@@ -1,5 +1,4 @@
-"""The publish protocol on a real lake: landed, refused or unknown, and what each of them leaves
-behind."""
+"""The publish protocol on a real lake: landed, refused, unknown, and what each leaves behind."""
 
 import time
 from collections.abc import Iterator
@@ -35,8 +34,7 @@ NOW = datetime.now(UTC)
 def failing(
     lake: StreamLake, after: bool, error: type[Exception] = ConnectionError, times: int = 1
 ) -> Iterator[list[int]]:
-    """A fail point at our adapter's own boundary: the answer of a commit is lost, after it landed
-    or before."""
+    """A fail point of our adapter: a commit's answer is lost, after it landed or before."""
     catalog, left = lake.lake.catalog, [times]
     real = catalog.commit_table
 
@@ -145,9 +143,8 @@ def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, after: bool)
     assert outcome is (Outcome.LANDED if after else Outcome.REFUSED)
     assert lake.rows("main") == (ROWS if after else [])
     if not after:
-        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, (
-            "its manifests are still there"
-        )
+        why = "its manifests are still there"
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, why
     assert lake.rows("speed") == ROWS
 
 
@@ -198,8 +195,7 @@ def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) ->
 
 
 def test_a_dropped_speed_branch_begins_where_its_rows_end(lake: StreamLake) -> None:
-    """The hazard: made again from `main` at the stream's first position, it would publish every row
-    a second time."""
+    """The hazard: made again from `main` at the first position, it publishes every row twice."""
     lake.serve(ROWS, {0: 3})
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
@@ -215,9 +211,8 @@ def test_a_publish_expires_published_snapshots_and_retains_waiting_ones(lake: St
     mine, waits = lake.stage(ROWS), lake.stage(MORE)
     lake.land(lake.speed(mine, {0: 3}))
     table = lake.table()
-    assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, (
-        "its rows are published: it has done its work"
-    )
+    why = "its rows are published: it has done its work"
+    assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, why
     assert snapshots.find_staged(table, waits.wap_id) == waits
     assert waits.parent_id is not None
     assert table.metadata.snapshot_by_id(waits.parent_id) is not None
@@ -242,8 +237,7 @@ def test_the_newest_snapshots_stay_beside_heads_tags_and_parents(lake: StreamLak
 
 
 def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> None:
-    """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the
-    branch said."""
+    """The hazard: a snapshot between a foreign head and the last publish goes, with its state."""
     lake.serve(ROWS, {0: 3})
     lake.foreign_commit("main")
     lake.foreign_commit("main")
@@ -266,9 +260,8 @@ def test_about_a_hundred_snapshots_stay(lake: StreamLake, monkeypatch: pytest.Mo
 
 def test_staged_rows_of_a_day_ago_are_given_up(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
-    assert staged.snapshot_id not in expiry.plan_expiry(
-        lake.table(), None, NOW + timedelta(hours=23)
-    )
+    expected = staged.snapshot_id
+    assert expected not in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
     assert staged.snapshot_id in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
 
 
@@ -413,8 +406,7 @@ def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.Monk
             lake.move("speed")
         return Decision(state, lake.speed(staged, {0: 3}, state), None)
 
-    # The module's own name, not time.sleep itself: threads of other tests in this process may
-    # sleep.
+    # The module's own name, not time.sleep: threads of other tests may sleep.
     own = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it paused"))
     monkeypatch.setattr(publish_module, "time", own)
     assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)).landed is not None

@@ -65,9 +65,8 @@ def new_turn(lake: StreamLake, what: str = "test") -> str:
 def move(lake: StreamLake, by: str, own: Lake | None = None) -> Decision[None]:
     """A publish without rows, that says who made it."""
     state = load_state(own or lake.lake, lake.name)
-    return Decision(
-        state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline), None
-    )
+    changes = (Change("speed"), Change("main"))
+    return Decision(state, Publish(f"{by}-{new_id()}", changes, state.timeline), None)
 
 
 def published(lake: StreamLake) -> list[str]:
@@ -81,8 +80,7 @@ def published(lake: StreamLake) -> list[str]:
 
 
 class SpeedLoop:
-    """A speed layer that stages for a moment and publishes, again and again, as `MicroBatches`
-    does."""
+    """A speed layer that stages a moment and publishes, over and over, as `MicroBatches` does."""
 
     def __init__(self, lake: StreamLake, period: float = 0.2) -> None:
         self._lake, self._own, self._period = lake, lake.again(), period
@@ -93,14 +91,12 @@ class SpeedLoop:
     def once(self) -> None:
         is_staged = False
         while not self.stop.is_set():
-            decision = move(self._lake, "speed", self._own)
+            decision, now = move(self._lake, "speed", self._own), datetime.now(UTC)
             if self._queue.wait_if_first(decision.state.table.properties):
                 continue
             if not is_staged:
                 is_staged = self.stop.wait(self._period / 2) or True
-            elif decision.publish is not None and land(
-                self._own, decision.state, decision.publish, datetime.now(UTC)
-            ):
+            elif decision.publish and land(self._own, decision.state, decision.publish, now):
                 self._queue.published()
                 self.published += 1
                 return
@@ -127,15 +123,10 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
 
 
 def test_a_queue_is_read_in_request_order_whatever_its_values() -> None:
-    first, second = (
-        Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00"),
-        Turn("a", 2, 10.0),
-    )
-    both = (
-        second.to_properties()
-        | first.to_properties()
-        | {"other": "x", f"{TURN}bad": "{", f"{TURN}old": '["x"]'}
-    )
+    first = Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00")
+    second = Turn("a", 2, 10.0)
+    wrong = {"other": "x", f"{TURN}bad": "{", f"{TURN}old": '["x"]'}
+    both = second.to_properties() | first.to_properties() | wrong
     assert read_queue(both)[-2:] == (first, second)
     assert [(t.id, t.bound) for t in read_queue(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
     # An invalid value in the property delays no publisher for long.
@@ -190,8 +181,7 @@ def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> 
 
 
 def test_a_turn_requested_against_the_speed_layer_is_set(lake: StreamLake) -> None:
-    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is
-    refused."""
+    """The hazard: the speed layer publishes while the turn is asked for: the asking is refused."""
     own = lake.again()
     left = failing(own, 3)
     turn = join_queue(own, lake.name, "test")
@@ -213,8 +203,7 @@ def test_a_turn_names_its_publisher_and_purpose(lake: StreamLake) -> None:
 
 
 def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
-    """The hazard: both loaded the table before either asked, and the second to land would undo the
-    first's turn."""
+    """The hazard: both loaded before either asked; the second to land undoes the first's turn."""
     own, others = lake.again(), []
     real = own.catalog.commit_table
 
@@ -333,12 +322,8 @@ time.sleep(600)
 
 
 def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: StreamLake) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lake.folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", HOLDER, str(lake.folder)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert holder.stdout is not None
         turn = holder.stdout.readline().strip()
@@ -383,9 +368,8 @@ def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> Non
     assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert lengths == [0, 1]
     assert line(lake) == []
-    assert lake.table().metadata.last_sequence_number == before + 3, (
-        "expected no commit of its own to take it back"
-    )
+    why = "expected no commit of its own to take it back"
+    assert lake.table().metadata.last_sequence_number == before + 3, why
 
 
 @pytest.mark.usefixtures("at_once")
@@ -422,8 +406,7 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
 
 @pytest.mark.usefixtures("at_once")
 def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: StreamLake) -> None:
-    """The hazard: its bound passes between the decision and the commit, which is to take back what
-    is gone."""
+    """The hazard: its bound passes before the commit, which is to take back what is gone."""
     tries = []
 
     def decide() -> Decision[None]:
@@ -444,8 +427,7 @@ def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: Str
 def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
     lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a merge that has to come first waits for the turn of the publish that it is made
-    for."""
+    """The hazard: a merge that has to come first waits for the publish that it is made for."""
     monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 1.0)
     caplog.set_level(logging.INFO)
     tries = []
@@ -492,9 +474,8 @@ def test_a_slow_publisher_joins_again(lake: StreamLake, monkeypatch: pytest.Monk
     with ThreadPoolExecutor(1) as pool:
         landing = pool.submit(run, own, lake.name, slow, "slow", True)
         try:
-            wait_for(
-                lambda: len(seen["slow"]) == 2 or landing.done(), "the slow one to have its turn"
-            )
+            what = "the slow one to have its turn"
+            wait_for(lambda: len(seen["slow"]) == 2 or landing.done(), what)
             assert run(lake.lake, lake.name, quick, "quick", take_turns=True).landed is not None
         finally:
             out.set()
@@ -515,12 +496,8 @@ def test_a_publish_of_seconds_lands_against_a_busy_speed_layer(lake: StreamLake)
         return decision
 
     with speeding(lake) as speed:
-        assert (
-            run(
-                own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)
-            ).landed
-            is not None
-        )
+        of_minutes: Any = {"take_turns": True, "timeout": timedelta(minutes=2)}
+        assert run(own, lake.name, decide, "test", **of_minutes).landed is not None
         before = speed.published
         wait_for(lambda: speed.published > before, "the speed layer to go on")
     # The hazard: without a turn it is refused.
@@ -552,9 +529,8 @@ def test_two_batch_publishes_and_a_maintenance_land_in_order(lake: StreamLake) -
         landing = []
         for number, name in enumerate(names, 1):
             landing.append(pool.submit(publish, name))
-            wait_for(
-                lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line"
-            )  # type: ignore[misc]
+            what = f"{name} to be in line"
+            wait_for(lambda n=number: len(line(lake)) == n or landing[-1].done(), what)  # type: ignore[misc]
             assert not landing[-1].done(), landing[-1].result()
         assert [t.what for t in read_queue(lake.table().properties)] == list(names)
         all_asked.set()

@@ -1,5 +1,4 @@
-"""Lost and recreated state: a branch begins at `main`, accepted hours stay accepted, the ledger is
-written again."""
+"""Lost and recreated state: a branch begins at `main`, hours stay accepted, the ledger returns."""
 
 import json
 from dataclasses import replace
@@ -47,8 +46,7 @@ BATCH_ONLY = Change("batch")
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hours 0 and 1 accepted, hour 2 sealed and waiting, hour 3 open; all published by the speed
-    layer."""
+    """Hours 0 and 1 accepted, 2 sealed, 3 open; all published by the speed layer."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
     made.serve([r for rows in SPEED.values() for r in rows], {0: 9})
@@ -86,8 +84,7 @@ MAIN = [*BATCH[0], *BATCH[1], *SPEED[2]]
 
 
 def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: StreamLake) -> None:
-    """The hazard: begun again without them, the hours would be the speed layer's, and their rows in
-    `main` too."""
+    """The hazard: without them the hours are the speed layer's, their rows in `main` too."""
     before = lake.state()
     assert lake.rows("main") == MAIN
     drop(lake, "batch")
@@ -105,8 +102,7 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
 
 
 def test_proven_has_accepted_hours_alone_whatever_batch_was_made_from(lake: StreamLake) -> None:
-    """The hazard: a branch that was made from `main` has rows of the speed layer, and `proven`
-    moves to its next publish."""
+    """The hazard: a branch made from `main` has rows of the speed layer; `proven` moves later."""
     assert lake.rows("proven") == [*BATCH[0], *BATCH[1]]
     give_to_speed(lake, 1)
     assert lake.rows("proven") == [*BATCH[0], *BATCH[1]], "accepted, whichever layer main has"
@@ -138,10 +134,8 @@ def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) 
         lake.lake.load(name).manage_snapshots().remove_branch("main").commit()
         assert lake.lake.load(name).current_snapshot() is None
     drop(lake, "batch")
-    assert apply(lake)[:2] == [
-        "created branch main of games.events",
-        "created branch batch of games.events",
-    ]
+    expected = ["created branch main of games.events", "created branch batch of games.events"]
+    assert apply(lake)[:2] == expected
     state = lake.state()
     assert (state.timeline, state.position) == (before.timeline, before.position)
     assert state.accepted == before.accepted
@@ -195,8 +189,7 @@ def test_a_dropped_staging_branch_is_named_and_created_again(lake: StreamLake) -
 
 
 def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -> None:
-    """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove
-    nothing."""
+    """The hazard: `main` holds the speed layer's rows, so the new branch does; no proof."""
     give_to_speed(lake, 1)
     served = [*BATCH[0], *SPEED[1], *SPEED[2]]
     assert lake.rows("main") == served
@@ -207,9 +200,7 @@ def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -
         state = lake.state()
         assert set(state.accepted) == {H[0]}
         assert not state.is_accepted(H[1])
-        assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, (
-            "it does not wait to be rebuilt"
-        )
+        assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, "it waits for a rebuild"
         # The lifted override gives it to no other layer; and a publish in between loses no state.
         lifted = Change("main", properties={OVERRIDES: "{}"})
         lake.change(lifted, timeline=state.timeline)
@@ -246,8 +237,7 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
     assert (state.timeline, state.accepted) == (before.timeline, before.accepted)
     assert state.overrides == before.overrides
     assert [row.hour for row in state.decisions] == [H[3]], "it waits for the ledger"
-    # A publish in between, or an empty one that fences a commit off, loses no decision, and merges
-    # nothing.
+    # A publish in between, or an empty one as a fence, loses no decision and merges nothing.
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
     assert lake.lake.land(lake.table(), fence) is not None
     assert lake.state().timeline == before.timeline
@@ -263,9 +253,8 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
 
 def test_an_accepted_hour_that_an_old_version_seals_is_accepted(lake: StreamLake) -> None:
     empty = Cut("t", {0: (9, 9)})
-    timeline = replace(
-        lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty}
-    )
+    sealed = {H[2]: CUTS[2], H[3]: empty}
+    timeline = replace(lake.state().timeline, open=shift(H[3], 1), sealed=sealed)
     lake.change(Change("main"), timeline=timeline)
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
@@ -285,10 +274,7 @@ def test_a_batch_branch_dropped_before_all_has_accepted_nothing(tmp_path: Path) 
 
 
 def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]:
-    hours = {
-        H[i]: to_json(Accepted(r, CUTS[i]))
-        for i, r in ((H.index(h), r) for h, r in accepted.items())
-    }
+    hours = {h: to_json(Accepted(r, CUTS[H.index(h)])) for h, r in accepted.items()}
     return {ACCEPTED: json.dumps(hours)} | values
 
 
@@ -305,9 +291,8 @@ def test_the_batch_branch_counts_and_its_forgotten_hours_are_not_lost() -> None:
 
 def test_an_override_does_not_apply_to_a_branch_recreated_before_it() -> None:
     both = branch_properties({H[0]: 1}, **{MERGED: "{}"})
-    accepted, waiting = read_accepted(
-        {"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}}
-    )
+    main = both | {OVERRIDES: json.dumps({H[0]: "speed"})}
+    accepted, waiting = read_accepted({"speed": {}, "batch": both, "main": main})
     assert (set(accepted), waiting) == ({H[0]}, {})
 
 
@@ -363,12 +348,8 @@ def test_two_processes_that_restore_at_once_write_each_row_once(lake: StreamLake
 
 
 def test_a_forgotten_hour_is_restored_as_accepted_without_its_cut() -> None:
-    state = new_state(
-        Timeline(H[0], H[2], {0: 6}),
-        {0: 6},
-        accepted={H[1]: Accepted(4, CUTS[1])},
-        settled_before=H[1],
-    )
+    accepted = {H[1]: Accepted(4, CUTS[1])}
+    state = new_state(Timeline(H[0], H[2], {0: 6}), {0: 6}, accepted=accepted, settled_before=H[1])
     rows = plan_rows(state, (), {H[0]: 7}, {}, NOW)
     assert [(r.hour, r.decision, r.revision, r.good, r.cut) for r in rows] == [
         (H[0], "accepted", 1, 7, None), (H[1], "accepted", 4, 0, CUTS[1]),

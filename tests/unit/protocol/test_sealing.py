@@ -51,8 +51,7 @@ def asked(state: State, kafka: Broker) -> KafkaOffsets:
 
 
 def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
-    """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost
-    the partition."""
+    """The hazard: an older answer stops the stream, as if Kafka had lost the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
     old = asked(before, kafka(2))
     assert resolve_state(after, old) is None
@@ -81,8 +80,7 @@ def test_hours_that_ended_meanwhile_are_requested_again() -> None:
 
 
 def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: what waits for the ledger is as long as the backlog, in every snapshot of the
-    branch."""
+    """The hazard: what waits for the ledger is the whole backlog, in every snapshot."""
     monkeypatch.setattr(sealing, "SEALED_AT_ONCE", 3)
     first = hour_of(datetime.now(UTC) - timedelta(hours=8))
     lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
@@ -108,8 +106,7 @@ def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
-    """A stream with four ended hours, of which the second has a record. Its clock is in the middle
-    of the next hour."""
+    """Four ended hours, the second with a record; the clock is in the middle of the next."""
     lake = new_lake(folder, timeline=Timeline(first, first, {0: 0}))
     ahead = start_of(shift(first, 4)) + timedelta(minutes=30) - datetime.now(UTC)
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
@@ -128,9 +125,8 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
     joined, rebuilder = _closed_hours(tmp_path / "joined", first)
     before = len(joined.state().table.metadata.metadata_log)
     assert rebuilder.seal(None).hours == tuple(hours)
-    assert [(r.hour, r.decision, r.revision) for r in rebuilder.accepted_with_seal] == [
-        (hour, "accepted", 1) for hour in empty
-    ]
+    shown = [(r.hour, r.decision, r.revision) for r in rebuilder.accepted_with_seal]
+    assert shown == [(hour, "accepted", 1) for hour in empty]
     assert len(joined.state().table.metadata.metadata_log) == before + 1
     # The joint publish equals the separate publishes of the seal and the acceptance.
     expected, found = apart.state(), joined.state()
@@ -144,10 +140,8 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
     ):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.is_merged and complete_through(found) == complete_through(expected) == first
-    rows = [
-        sorted((r.hour, r.decision, r.offsets) for r in lake.ledger.history())
-        for lake in (apart, joined)
-    ]
+    histories = (lake.ledger.history() for lake in (apart, joined))
+    rows = [sorted((r.hour, r.decision, r.offsets) for r in history) for history in histories]
     assert rows[0] == rows[1] and len(rows[1]) == 7
     of_an_hour = [r.decision for r in joined.ledger.history([first])]
     assert of_an_hour == ["sealed", "accepted"], "the newest row is the hour's state"
@@ -235,8 +229,7 @@ def test_nothing_to_seal_is_no_publish() -> None:
 def batch(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[Result, bool]:
-    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would run the
-    job."""
+    """`anabranch batch events ARGUMENTS` on a lake: what it says, and if it runs the job."""
     began: list[Sequence[str]] = []
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
@@ -253,9 +246,8 @@ def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
     ended = shift(running, -2)
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
-    done, is_submitted = batch(
-        lake, monkeypatch, "--hour", span.format(open=running, ended=ended), *flags
-    )
+    hour = span.format(open=running, ended=ended)
+    done, is_submitted = batch(lake, monkeypatch, "--hour", hour, *flags)
     assert (done.exit_code, is_submitted) == (NotYet.exit_code, False)
     expected = f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
     assert expected in done.output
@@ -272,21 +264,17 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
     assert lake.state().timeline.open == ended
 
 
-def test_an_hour_that_ended_or_that_an_adoption_sealed_early_goes_to_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_that_ended_go_to_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
-    cut = Cut("t", {0: (0, 0)})
-    lake = new_lake(
-        tmp_path, timeline=Timeline(running, shift(running, 1), {0: 0}, sealed={running: cut})
-    )
+    sealed = {running: Cut("t", {0: (0, 0)})}
+    timeline = Timeline(running, shift(running, 1), {0: 0}, sealed=sealed)
+    lake = new_lake(tmp_path, timeline=timeline)
     for hour in (running, shift(running, -2)):
         done, is_submitted = batch(lake, monkeypatch, "--hour", hour)
         assert is_submitted, done.output
 
 
-# The clock of the hours: Kafka's answer and the loaded state may be from different times, without
-# wrong cuts.
+# The clock of the hours: Kafka's answer and the state may be of different times.
 
 NOW_HOUR = hour_of(datetime.now(UTC))
 
@@ -308,8 +296,7 @@ def bind(lake: StreamLake, position: Position) -> None:
 
 
 def test_a_partition_added_before_the_load_is_no_contradiction(lake: StreamLake) -> None:
-    """The hazard: the topic as it was described has fewer partitions than the position that is
-    loaded after it."""
+    """The hazard: the topic as described has fewer partitions than the position loaded after."""
     broker = Broker()
 
     def grow() -> None:

@@ -1,5 +1,4 @@
-"""The state that a table holds: overrides, acceptance, forgotten hours, the topic of the
-position."""
+"""The state that a table holds: overrides, acceptance, forgotten hours, the position's topic."""
 
 import json
 from dataclasses import replace
@@ -42,11 +41,9 @@ def after(state: State, hours: dict[str, Accepted]) -> State:
 
 
 def accept_all(read_to: int, refused: tuple[int, ...] = ()) -> State:
-    """Every hour sealed and, but for `refused`, accepted in order; the speed layer has read
-    `read_to` offsets."""
-    timeline = Timeline(
-        FIRST, shift(H[-1], 1), {0: 10 * len(H)}, sealed={h: cut(i) for i, h in enumerate(H)}
-    )
+    """Every hour sealed and, but for `refused`, accepted; speed has read `read_to` offsets."""
+    sealed = {h: cut(i) for i, h in enumerate(H)}
+    timeline = Timeline(FIRST, shift(H[-1], 1), {0: 10 * len(H)}, sealed=sealed)
     state = new_state(timeline, {0: read_to})
     for i, hour in enumerate(H):
         if i not in refused:
@@ -98,21 +95,17 @@ def test_the_newest_publish_of_any_branch_has_the_hours(tmp_path: Path) -> None:
         lake.change(Change(branch), timeline=newer)
         assert lake.state().timeline == newer
     lake.foreign_commit("batch")
-    assert lake.state().timeline == newer, (
-        "a head that says nothing is newer, and hides what was said"
-    )
+    why = "a head that says nothing is newer, and hides what was said"
+    assert lake.state().timeline == newer, why
 
 
 def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     timeline = Timeline(FIRST, H[2], {0: 20})
-    properties = accepted_properties(
-        replace(lake.state(), timeline=timeline), {H[0]: Accepted(3, cut(0))}
-    )
-    changes = (
-        Change("batch", properties=properties),
-        Change("main", properties={OVERRIDES: json.dumps({H[1]: "batch"})}),
-    )
+    state, overrides = replace(lake.state(), timeline=timeline), json.dumps({H[1]: "batch"})
+    accepted = accepted_properties(state, {H[0]: Accepted(3, cut(0))})
+    main = Change("main", properties={OVERRIDES: overrides})
+    changes = (Change("batch", properties=accepted), main)
     lake.change(*changes, timeline=timeline)
     state = lake.state()
     assert state.accepted == {H[0]: Accepted(3, cut(0))}
@@ -144,23 +137,19 @@ def test_a_topic_that_contradicts_the_position_stops(topic: Topic | None, messag
 
 
 def test_another_topic_is_described_so_that_a_wrong_name_is_seen() -> None:
-    """The hazard: an operator who only reads that the topic was recreated adopts one that was named
-    by mistake."""
+    """The hazard: an operator reads of a recreated topic, and adopts one named by mistake."""
     topic = Topic("events", "other", (0,), records=12, cluster_id="c2")
     with pytest.raises(PositionError) as stopped:
         check_topic(Position("t", {0: 4}), topic, "events", read_from="c1")
-    expected, found = (
-        "id t in cluster c1, read up to 4 offsets in 1 partitions",
-        "id other in cluster c2, which has 12 records",
-    )
+    expected = "id t in cluster c1, read up to 4 offsets in 1 partitions"
+    found = "id other in cluster c2, which has 12 records"
     mistake = "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster"
     for words in (expected, found, mistake, "correct the configuration"):
         assert words in str(stopped.value)
 
 
 def test_a_position_is_bound_to_the_topic_as_it_is_now() -> None:
-    assert check_topic(Position("", {}), Topic("events", "t", (0, 1)), "events") == Position(
-        "t", {0: 0, 1: 0}
-    )
+    found = check_topic(Position("", {}), Topic("events", "t", (0, 1)), "events")
+    assert found == Position("t", {0: 0, 1: 0})
     grown = check_topic(Position("t", {0: 4}), Topic("events", "t", (0, 1)), "events")
     assert grown == Position("t", {0: 4, 1: 0})

@@ -1,5 +1,4 @@
-"""Promises without an age are kept without an age: hours that the branches no longer remember one
-by one."""
+"""Promises without an age are kept for hours that the branches no longer remember."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,9 +34,8 @@ def account(cut: Cut) -> HourAccount:
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     """Hours of which the batch layer remembers two; the speed layer is past all of them."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 2)
-    made = new_lake(
-        tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS))
-    )
+    opened = Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS))
+    made = new_lake(tmp_path, timeline=opened)
     made.serve([], {0: 10 * HOURS})
     return made
 
@@ -50,8 +48,7 @@ def accept(
     revision: int = 1,
     reason: str | None = None,
 ) -> None:
-    """Publish an hour and its ledger row, as the batch layer does; the dead letters have yet to
-    follow."""
+    """Publish an hour and its ledger row as the batch layer does, but for its dead letters."""
     rows = lake.stage([(H[i], 0, o) for o in offsets])
     staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None
     state = lake.state()
@@ -96,8 +93,7 @@ def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
 
 
 def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_letter(lake: StreamLake) -> None:
-    """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for
-    replaced ones."""
+    """The hazard: the hour is forgotten again; its dead letters are taken for replaced ones."""
     accept_all(lake, but=(3, 4))
     assert H[0] not in lake.state().accepted, "the hazard did not happen"
     accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
@@ -110,9 +106,8 @@ def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_letter(lake: StreamLake) ->
     assert (of_hour(lake.rows("main"), 0), of_hour(lake.dead("main"), 0)) == ([0, 1, 2, 7], [8])
     settle(lake)
     settle(lake)
-    assert H[0] not in lake.state().accepted, (
-        "an hour of which nothing waits is remembered for ever"
-    )
+    why = "an hour of which nothing waits is remembered for ever"
+    assert H[0] not in lake.state().accepted, why
 
 
 def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLake) -> None:
@@ -122,9 +117,8 @@ def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLa
     stale = lake.state()
     settle(lake)
     settle(lake)
-    assert [is_due(lake.state(), item) for item in stale.dead_letters] == [False] * len(
-        stale.dead_letters
-    )
+    found = [is_due(lake.state(), item) for item in stale.dead_letters]
+    assert found == [False] * len(stale.dead_letters)
     before = lake.lake.load(lake.stream.dead_letters_table).metadata_location
     roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
     assert lake.lake.load(lake.stream.dead_letters_table).metadata_location == before
@@ -159,8 +153,7 @@ def restate(rebuilder: Rebuilder, i: int) -> Result:
 
 
 def test_the_second_restatement_of_a_forgotten_hour_finds_the_first(lake: StreamLake) -> None:
-    """The hazard: both make revision 2, since the first is forgotten again before the second
-    looks."""
+    """The hazard: both make revision 2: the first is forgotten before the second looks."""
     accept_all(lake)
     mine, hours = rebuilder(lake)
     build = hours.build

@@ -5,7 +5,7 @@ The central property: the hour under which the speed layer published an offset i
 cut that holds it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -33,10 +33,14 @@ def millis(when: datetime) -> int:
     return int(when.timestamp() * 1000)
 
 
+def offsets_of(ranges: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Each partition and offset of some ranges."""
+    return ((p, o) for p, (start, end) in ranges.items() for o in range(start, end))
+
+
 @dataclass
 class World(Broker):
-    """A log, a clock and a table; publishes are atomic, as the heads that a commit requires make
-    them."""
+    """A log, a clock and a table; publishes are atomic by the heads that they require."""
 
     grace: timedelta = timedelta(0)
     at_once: int | None = None
@@ -70,9 +74,8 @@ class World(Broker):
         return self.position.with_partitions(tuple(self.log))
 
     def ask(self, grace: timedelta, needed: Offsets | None = None) -> KafkaOffsets:
-        return sealing.ask(
-            self.adapter, "events", self.state, self.now, grace, needed, self.seen, self.at_once
-        )
+        kafka, state = self.adapter, self.state
+        return sealing.ask(kafka, "events", state, self.now, grace, needed, self.seen, self.at_once)
 
     def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> ResolvedState:
         answer = self.answers.pop(who, None) or self.ask(grace, needed)
@@ -85,10 +88,9 @@ class World(Broker):
         return new_state(self.timeline, position=self.bound(), accepted=self.accepted)
 
     def speed(self, at_most: dict[int, int]) -> None:
-        ends = {
-            p: min(self.stable(p), self.bound().offsets[p] + at_most.get(p, 0)) for p in self.log
-        }
-        self.speed_publish({p: (self.bound().offsets[p], e) for p, e in ends.items()})
+        at = self.bound().offsets
+        ends = {p: min(self.stable(p), at[p] + at_most.get(p, 0)) for p in self.log}
+        self.speed_publish({p: (at[p], e) for p, e in ends.items()})
 
     def speed_publish(self, ranges: dict[int, tuple[int, int]]) -> None:
         needed = {p: e for p, (_, e) in ranges.items()}
@@ -101,23 +103,14 @@ class World(Broker):
                 return
             assert classify(ranges, position.offsets) is not S.AHEAD
             left = trim(ranges, position.offsets)
-            known = hours.hour_ranges(
-                decided.timeline, self.state.cuts, position.offsets, decided.now
-            )
+            timeline, cuts = decided.timeline, self.state.cuts
+            known = hours.hour_ranges(timeline, cuts, position.offsets, decided.now)
             todo = within_hours(left, known)
-            assert todo or decided.timeline != self.timeline, (
-                "nothing is published and nothing decided"
-            )
+            assert todo or timeline != self.timeline, "nothing is published and nothing decided"
             by_hour = assign(todo, known)
-            given = [
-                (p, o, h)
-                for h, part in by_hour.items()
-                for p, (s, e) in part.items()
-                for o in range(s, e)
-            ]
-            assert sorted((p, o) for p, o, _ in given) == [
-                (p, o) for p in sorted(todo) for o in range(*todo[p])
-            ]
+            given = [(p, o, h) for h, part in by_hour.items() for p, o in offsets_of(part)]
+            found = sorted((p, o) for p, o, _ in given)
+            assert found == [(p, o) for p in sorted(todo) for o in range(*todo[p])]
             for p, o, hour in given:
                 assert (p, o) not in self.under, "published twice"
                 self.under[p, o] = hour
@@ -136,9 +129,8 @@ class World(Broker):
                 position = decided.position
                 if plan_catch_up(self.state, position.offsets) != step:
                     continue
-                self.skipped |= {
-                    (p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)
-                }
+                ranges = {p: (position.offsets.get(p, 0), e) for p, e in step.to.items()}
+                self.skipped |= {*offsets_of(ranges)}
                 assert step.to != position.offsets
                 self.publish(decided.timeline, Position(self.id, step.to))
             else:
@@ -159,11 +151,8 @@ class World(Broker):
             self.publish(sealed, self.position)
 
     def accept(self, which: int) -> None:
-        waiting = [
-            h
-            for h, c in sorted(self.timeline.sealed.items())
-            if not gone_from_kafka(self.timeline, self.id, h, c)
-        ]
+        sealed, start = sorted(self.timeline.sealed.items()), self.timeline
+        waiting = [h for h, c in sealed if not gone_from_kafka(start, self.id, h, c)]
         if waiting:
             hour = waiting[which % len(waiting)]
             self.accepted[hour] = Accepted(1, self.timeline.sealed[hour])
@@ -171,15 +160,11 @@ class World(Broker):
             self.publish(replace(self.timeline, sealed=rest), self.position)
 
     def adopt(self, kept: dict[int, int] | None) -> None:
-        """The topic is made again, or (`kept`) its log loses its end; an operator adopts what there
-        is now."""
+        """The topic is made again or (`kept`) loses its log's end; an operator adopts it."""
         position = self.bound()
         ends = {p: min(kept.get(p, e), e) for p, e in position.offsets.items()} if kept else {}
-        begins = (
-            {p: e for p, e in ends.items() if e < position.offsets[p]}
-            if kept
-            else dict.fromkeys(self.log, 0)
-        )
+        lost = {p: e for p, e in ends.items() if e < position.offsets[p]}
+        begins = lost if kept else dict.fromkeys(self.log, 0)
         if not begins:
             return
         accepted = {h: a.cut for h, a in self.accepted.items()}
@@ -191,32 +176,17 @@ class World(Broker):
             hold = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
             comparable = [cut for h, cut in hold.items() if h >= self.timeline.since]
             read = [(p, end) for cut in comparable for p, end in cut.ends.items()]
-            assert all(left.ended[p] >= end for p, end in read), (
-                "should the log come back, it would be read twice"
-            )
+            assert all(left.ended[p] >= e for p, e in read), "the log that is back is read twice"
         cuts = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
         assert adopted.sealed, "no hour is sealed, so the one at hand would mix two logs"
         for (p, o), hour in self.under.items():
             s, e = cuts[hour].ranges[p]
             assert s <= o < e, "published offsets are in no cut of the old log"
-        lost = {
-            (h, p, o)
-            for h, part in adopted.lost.items()
-            for p, (s, e) in part.items()
-            for o in range(s, e)
-        }
-        waiting = {
-            h: c
-            for h, c in cuts.items()
-            if h not in accepted and gone_from_kafka(adopted.timeline, id, h, c)
-        }
-        assert lost == {
-            (h, p, o)
-            for h, cut in waiting.items()
-            for p, (s, e) in cut.ranges.items()
-            for o in range(s, e)
-            if (p, o) not in self.under
-        }
+        lost = {(h, p, o) for h, part in adopted.lost.items() for p, o in offsets_of(part)}
+        waiting = [(h, c) for h, c in cuts.items() if h not in accepted]
+        gone = [(h, c) for h, c in waiting if gone_from_kafka(adopted.timeline, id, h, c)]
+        of_gone = {(h, p, o) for h, cut in gone for p, o in offsets_of(cut.ranges)}
+        assert lost == {(h, p, o) for h, p, o in of_gone if (p, o) not in self.under}
         self.base = {} if not kept else adopted.timeline.start
         for p in self.log:
             self.log[p] = self.log[p][: begins[p]] if p in begins else self.log[p]
@@ -234,14 +204,11 @@ class World(Broker):
     # What must hold after every publish
 
     def check(self) -> None:
-        bounds = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {
-            h: c.ends for h, c in self.cuts.items()
-        }
+        bounds = {h: dict(b) for h, b in self.timeline.boundaries.items()}
+        bounds |= {h: c.ends for h, c in self.cuts.items()}
         for hour, ends in bounds.items():
             for p, end in ends.items():
-                assert self.used.setdefault((hour, p), end) == end, (
-                    "an end that was used has changed"
-                )
+                assert self.used.setdefault((hour, p), end) == end, "an end that was used changed"
         in_order = sorted(self.cuts)
         start: Offsets = dict(self.base)
         if in_order:
@@ -249,27 +216,20 @@ class World(Broker):
             assert [shift(hour, 1) for hour in in_order] == following, "an hour is missing"
         for hour in in_order:
             cut = self.cuts[hour]
-            assert cut.ranges == {p: (start.get(p, 0), e) for p, e in cut.ends.items()}, (
-                "start(h+1) is not end(h)"
-            )
+            ranges = {p: (start.get(p, 0), e) for p, e in cut.ends.items()}
+            assert cut.ranges == ranges, "start(h+1) is not end(h)"
             assert all(s <= e for s, e in cut.ranges.values()), "an end fell"
             assert set(start) <= set(cut.ends), "a partition left the hours"
             start = cut.ends
-            for p, (s, e) in cut.ranges.items():
-                for o in range(s, e):
-                    assert self.under.get((p, o), hour) == hour, (
-                        "the layers disagree on an offset's hour"
-                    )
+            for offset in offsets_of(cut.ranges):
+                assert self.under.get(offset, hour) == hour, "the layers disagree on its hour"
         for (p, o), hour in self.under.items():
             if hour in self.cuts:
-                assert o < self.cuts[hour].ends.get(p, 0), (
-                    "an offset was published under an hour that ends before it"
-                )
+                assert o < self.cuts[hour].ends.get(p, 0), "its hour ends before it"
         assert not self.skipped & set(self.under)
         published = sorted({*self.under, *self.skipped})
-        assert published == [
-            (p, o) for p, e in sorted(self.position.offsets.items()) for o in range(e)
-        ], "a hole"
+        read = offsets_of({p: (0, e) for p, e in sorted(self.position.offsets.items())})
+        assert published == [*read], "a hole"
 
     def finish(self) -> None:
         """All hours end, everything is sealed and published: the cuts hold every offset."""
@@ -370,18 +330,13 @@ STAMPS = st.one_of(
 TICKS = st.one_of(st.integers(1, 600), st.integers(600, 4 * 3600), st.integers(-30, 30))
 STEPS = st.one_of(
     st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)),
-    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)),
-    st.builds(tick, TICKS),
-    st.builds(tick, TICKS),
+    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)), st.builds(tick, TICKS),
+    st.builds(tick, TICKS), st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
     st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
-    st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
-    st.builds(ask, st.sampled_from(["speed", "batch"])),
-    st.builds(seal),
-    st.builds(accept, st.integers(0, 3)),
-    st.builds(add_partition),
-    st.builds(hold, st.integers(0, 1)),
-    st.builds(release),
-)
+    st.builds(ask, st.sampled_from(["speed", "batch"])), st.builds(seal),
+    st.builds(accept, st.integers(0, 3)), st.builds(add_partition),
+    st.builds(hold, st.integers(0, 1)), st.builds(release),
+)  # fmt: skip
 GRACES = st.sampled_from([timedelta(0), timedelta(seconds=10), 2 * MINUTE, 90 * MINUTE])
 
 
@@ -413,8 +368,7 @@ ADOPTIONS = st.builds(
 @settings(max_examples=200)
 @given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
 def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
-    """The hazard: compared with a position that began again, old cuts would contain, or skip, the
-    new log's offsets."""
+    """The hazard: beside a position that began again, old cuts contain or skip new offsets."""
     play(steps, grace)
 
 
@@ -449,8 +403,7 @@ def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too(
 
 
 def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -> None:
-    """The hazard: an ended hour is decided without the new partition, whose records then belong to
-    the next."""
+    """The hazard: an hour is decided without the new partition: its records go to the next."""
     world = World()
     steps = [
         tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"),
@@ -463,13 +416,9 @@ def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -
     world.finish()
 
 
+BATCH_STAMPS = st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD])
 BATCH_ONLY = st.one_of(
-    st.builds(
-        append,
-        st.integers(0, 1),
-        st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD]),
-        st.integers(1, 3),
-    ),
+    st.builds(append, st.integers(0, 1), BATCH_STAMPS, st.integers(1, 3)),
     st.builds(tick, st.sampled_from([300, 1800, 3600, 3 * 3600])),
     st.builds(seal),
     st.builds(add_partition),
@@ -505,13 +454,8 @@ def test_ordered_records_are_cut_at_their_hour(gaps: list[int], publish: list[bo
         if by_speed:
             world.speed({0: 99, 1: 99})
     world.finish()
-    by_offset = {
-        (p, o): h
-        for h, c in world.cuts.items()
-        for p, (s, e) in c.ranges.items()
-        for o in range(s, e)
-    }
-    assert by_offset == expected
+    cuts = world.cuts.items()
+    assert {at: h for h, cut in cuts for at in offsets_of(cut.ranges)} == expected
 
 
 def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer() -> None:
@@ -563,14 +507,12 @@ def test_a_topic_that_already_contains_hours_is_cut_into_them() -> None:
         append(0, minutes, 2).do(world)
     world.speed({0: 99})
     assert world.timeline.first == hour_of(BEGIN - 200 * MINUTE)
-    assert sorted(set(world.under.values())) == [
-        hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)
-    ]
+    found = sorted(set(world.under.values()))
+    assert found == [hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)]
 
 
 def test_a_restaged_micro_batch_takes_the_recorded_cut() -> None:
-    """The hazard: decided before the seal, a micro-batch would put a record of the next hour into
-    the sealed one."""
+    """The hazard: decided before the seal, it puts a record of the next hour into this one."""
     world = World()
     append(0, 0, 1).do(world)
     ask("speed").do(world)

@@ -1,5 +1,4 @@
-"""Adoption: with new offsets no hour mixes two logs, published rows stay served, and losses are
-reported."""
+"""Adoption: no hour mixes two logs, published rows stay served, and losses are reported."""
 
 import json
 from collections.abc import Callable
@@ -68,18 +67,15 @@ def test_a_new_log_begins_at_its_start_or_where_the_operator_decides() -> None:
     assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
     assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
     assert must_choose(FRESH, position, new)
-    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), (
-        "it has no record"
-    )
+    why = "it has no record"
+    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), why
 
 
 def test_a_log_that_was_read_before_continues_at_its_end() -> None:
-    """The hazard: read from its start again, all that was published of it would be published
-    twice."""
+    """The hazard: read from its start, all that was published of it is published twice."""
     position, old = Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4})
-    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, (
-        "a partition that was added meanwhile begins at 0"
-    )
+    why = "a partition that was added meanwhile begins at 0"
+    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, why
     assert not must_choose(LEFT, position, old)
     assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
     found = r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"
@@ -93,9 +89,8 @@ def test_a_log_that_was_read_before_continues_at_its_end() -> None:
 def test_a_log_that_lost_its_end_while_another_was_read_continues_as_one_that_was_not_left(
     unpublished: dict[int, Stamped | None], begins: int
 ) -> None:
-    assert plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished) == {
-        0: begins
-    }
+    found = plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished)
+    assert found == {0: begins}
 
 
 @pytest.mark.parametrize(
@@ -127,13 +122,10 @@ def test_a_topic_that_matches_the_position_needs_no_adoption() -> None:
         ("earliest", StartChoice("earliest")),
         ("latest", StartChoice("latest")),
         ("0=120,1=98", StartChoice("offsets", offsets={0: 120, 1: 98})),
-        (
-            "2026-11-21T03:15:00Z",
-            StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC)),
-        ),
+        ("2026-11-21T03:15:00Z", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
         ("2026-11-21 03:15", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
     ],
-)
+)  # fmt: skip
 def test_the_start_has_four_forms(text: str, choice: StartChoice) -> None:
     assert parse_start(text) == choice
 
@@ -148,12 +140,10 @@ def test_any_other_writing_is_a_wrong_usage(text: str) -> None:
 def test_the_end_of_a_log_is_remembered_once_and_of_the_newest_logs() -> None:
     many = [Adoption(shift(H[0], i), f"t{i % 20}", {0: 0}, {0: i}, i) for i in range(40)]
     kept = plan_remembered(many)
-    assert [(a.hour, a.topic_id, a.begins) for a in kept] == [
-        (a.hour, a.topic_id, a.begins) for a in many
-    ]
-    assert [a.topic_id for a in kept if a.ended] == [
-        f"t{i}" for i in range(20 - REMEMBERED_LOGS, 20)
-    ]
+    found = [(a.hour, a.topic_id, a.begins) for a in kept]
+    assert found == [(a.hour, a.topic_id, a.begins) for a in many]
+    shown = [a.topic_id for a in kept if a.ended]
+    assert shown == [f"t{i}" for i in range(20 - REMEMBERED_LOGS, 20)]
     timeline = replace(FRESH, adoptions=kept)
     assert timeline.left_at("t19") == many[39]
     assert timeline.left_at("t0") is None
@@ -184,17 +174,15 @@ def test_used_ends_stay_and_unread_offsets_before_them_are_lost() -> None:
     assert adopted.lost == {H[3]: {1: (8, 10)}}
     assert adopted.timeline.skipped == (H[3],)
     left = adopted.timeline.left_at(OLD)
-    assert left is not None and left.ended == {0: 14, 1: 10}, (
-        "offsets of its sealed hours are not read as another log's"
-    )
+    why = "offsets of its sealed hours are not read as another log's"
+    assert left is not None and left.ended == {0: 14, 1: 10}, why
 
 
 def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
     sealed = {H[2]: Cut(OLD, {0: (5, 9)})}
     accepted = {H[1]: Cut(OLD, {0: (2, 5)})}
-    adopted = plan(
-        Timeline(H[1], H[3], {0: 9}, sealed=sealed), {0: 2}, accepted=accepted, begins={0: 0}
-    )
+    timeline = Timeline(H[1], H[3], {0: 9}, sealed=sealed)
+    adopted = plan(timeline, {0: 2}, accepted=accepted, begins={0: 0})
     assert adopted.lost == {H[2]: {0: (5, 9)}}
     assert adopted.timeline.skipped == (H[1], H[2])
     assert adopted.timeline.sealed[H[3]].ranges == {0: (9, 9)}
@@ -202,18 +190,12 @@ def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
 
 def test_where_a_log_lost_its_end_other_partitions_and_old_hours_go_on() -> None:
     sealed = {H[1]: Cut(OLD, {0: (0, 4), 1: (0, 4)}), H[2]: Cut(OLD, {0: (4, 6), 1: (4, 9)})}
-    adopted = plan(
-        Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed),
-        {0: 6, 1: 11},
-        topic_id=OLD,
-        begins={1: 5},
-    )
+    timeline = Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed)
+    adopted = plan(timeline, {0: 6, 1: 11}, topic_id=OLD, begins={1: 5})
     assert adopted.position == Position(OLD, {0: 6, 1: 5})
     assert adopted.timeline.sealed[H[3]].ranges == {0: (6, 6), 1: (9, 11)}
-    gone = {
-        h: gone_from_kafka(adopted.timeline, OLD, h, c) is not None
-        for h, c in adopted.timeline.sealed.items()
-    }
+    timeline, cuts = adopted.timeline, adopted.timeline.sealed
+    gone = {h: gone_from_kafka(timeline, OLD, h, c) is not None for h, c in cuts.items()}
     assert gone == {H[1]: False, H[2]: True, H[3]: True}
     assert adopted.lost == {}, "all of it is published"
 
@@ -226,12 +208,10 @@ def test_an_hour_of_a_former_topic_without_offsets_needs_no_kafka() -> None:
 def test_the_reason_names_the_adoption_that_ended_the_hours_own_log() -> None:
     twice = (Adoption(H[1], "a", {0: 0}, {0: 3}, 7), Adoption(H[3], "b", {0: 0}, begins_ms=9))
     timeline = Timeline(H[0], H[4], {0: 0}, adoptions=twice)
-    assert "topic id a ended with hour " + H[1] in str(
-        gone_from_kafka(timeline, "c", H[0], Cut("a", {0: (0, 3)}))
-    )
-    assert "topic id b ended with hour " + H[3] in str(
-        gone_from_kafka(timeline, "c", H[2], Cut("b", {0: (0, 3)}))
-    )
+    expected = "topic id a ended with hour " + H[1]
+    assert expected in str(gone_from_kafka(timeline, "c", H[0], Cut("a", {0: (0, 3)})))
+    words = "topic id b ended with hour " + H[3]
+    assert words in str(gone_from_kafka(timeline, "c", H[2], Cut("b", {0: (0, 3)})))
     assert gone_from_kafka(timeline, "c", H[4], Cut("c", {0: (0, 3)})) is None
     assert Timeline.from_json(timeline.to_json()) == timeline
 
@@ -246,9 +226,8 @@ def test_hours_of_a_log_that_comes_back_can_be_read_again_but_for_what_it_lost()
 
     assert gone(away, id="b") == [True, True]
     assert gone(away, Adoption(H[2], "b", {0: 9}), id="a") == [False, False]
-    assert gone(away, Adoption(H[2], "b", {0: 7}), id="a") == [False, True], (
-        "it lost its end meanwhile"
-    )
+    why = "it lost its end meanwhile"
+    assert gone(away, Adoption(H[2], "b", {0: 7}), id="a") == [False, True], why
 
 
 # On a real lake
@@ -409,16 +388,14 @@ def test_a_log_that_lost_its_end_continues_with_the_newer_records(lake: StreamLa
         BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     adopted = run(lake, broker)
     assert adopted is not None
-    assert lake.state().position == Position(OLD, {0: 1}), (
-        "the record that came since is not the first to be read"
-    )
+    why = "the record that came since is not the first to be read"
+    assert lake.state().position == Position(OLD, {0: 1}), why
     assert run(lake, broker) is None
     assert lake.rows("main") == ROWS
 
 
 def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
-    """The hazard: sealed at an older position, the hour would not hold what was published
-    meanwhile."""
+    """The hazard: sealed at an older position, the hour lacks what came meanwhile."""
     more = lake.stage([(NOW_HOUR, 0, 3)])
 
     def publish() -> None:
@@ -442,17 +419,14 @@ def test_a_speed_branch_dropped_after_adoption_begins_in_the_new(lake: StreamLak
 def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake) -> None:
     """The hazard: compared with a position that began again, they would be remembered forever."""
     assert run(lake, Broker(id=NEW)) is not None
-    many = {
-        shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)}))
-        for i in range(-REMEMBERED_HOURS - 2, 0)
-    }
+    accepted, past = Accepted(1, Cut(OLD, {0: (0, 1)})), range(-REMEMBERED_HOURS - 2, 0)
+    many = dict.fromkeys((shift(NOW_HOUR, i) for i in past), accepted)
     properties = accepted_properties(replace(lake.state(), accepted=many), {})
     assert len(json.loads(properties["anabranch.accepted"])) == REMEMBERED_HOURS
 
 
 def test_hours_that_kafka_lost_are_refused_and_delay_no_other(lake: StreamLake) -> None:
-    """The hazard: the first of them would end the run with an error, and no hour after it would
-    ever be rebuilt."""
+    """The hazard: the first of them ends the run, and no hour after it is ever rebuilt."""
     broker = Broker(id=NEW)
     assert run(lake, broker) is not None
     # An hour of the new topic that ended without records waits behind them.
@@ -468,16 +442,13 @@ def test_hours_that_kafka_lost_are_refused_and_delay_no_other(lake: StreamLake) 
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
     ]  # fmt: skip
-    assert f"Kafka no longer has it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(
-        results[0].reason
-    )
+    expected = f"Kafka no longer has it: the log of topic id {OLD} ended with hour {NOW_HOUR}"
+    assert expected in str(results[0].reason)
     assert lake.rows("main") == ROWS
     rows = ledger.newest(lake.ledger.history())
-    assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [
-        ("refused", "speed")
-    ] * 2
+    found = [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)]
+    assert found == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert StreamRun(job, rebuilder).rebuild(None, RebuildRequest()) == []
-    assert [r.decision for r in StreamRun(job, rebuilder).rebuild([BEFORE], RebuildRequest())] == [
-        "refused"
-    ]
+    shown = [r.decision for r in StreamRun(job, rebuilder).rebuild([BEFORE], RebuildRequest())]
+    assert shown == ["refused"]

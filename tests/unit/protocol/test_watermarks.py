@@ -108,21 +108,16 @@ def test_the_speed_layers_statement_counts_unless_an_hour_lacks_skipped_offsets(
 
 
 def test_an_hour_that_a_merge_kept_delays_complete_through() -> None:
-    """The hazard: what the speed layer reads of it goes to its own branch alone, until it covers
-    the hour."""
+    """The hazard: what the speed layer reads of it is its own until it covers the hour."""
     word = end_of(at(3)) + timedelta(minutes=12)
-    assert fresh(sealed_state(4, position=45, retained_hours=(at(2),)), read_until=word) == end_of(
-        at(1)
-    )
-    assert fresh(sealed_state(4, position=45, retained_hours=(at(4),)), read_until=word) == end_of(
-        at(3)
-    )
+    for kept, fresh_through in ((2, 1), (4, 3)):
+        state = sealed_state(4, position=45, retained_hours=(at(kept),))
+        assert fresh(state, read_until=word) == end_of(at(fresh_through))
 
 
 def test_a_waiting_hour_whose_speed_rows_were_dropped_delays_complete_through() -> None:
-    state = sealed_state(
-        6, accepted=[0, 1, 4], position=60, timeline={"covered_from": at(4), "kept": (at(2),)}
-    )
+    dropped = {"covered_from": at(4), "kept": (at(2),)}
+    state = sealed_state(6, accepted=[0, 1, 4], position=60, timeline=dropped)
     assert fresh(state) == end_of(at(2))
 
 
@@ -134,15 +129,13 @@ def test_a_promise_is_kept_and_an_unmerged_main_makes_no_new_one() -> None:
 
 
 def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> None:
-    """The hazard: it was sealed before its end on the clock, and what came afterwards is of the
-    next hour."""
+    """The hazard: sealed before its end on the clock; what came later is of the next hour."""
     adoption = Adoption(at(2), "old", {0: 0})
     given_up = sealed_state(3, accepted=[0, 1, 2], timeline={"adoptions": (adoption,)})
     assert fresh(given_up) == end_of(at(1))
     timeline = replace(given_up.timeline, open=at(4), sealed={at(3): Cut("t", {0: (0, 5)})})
-    went_on = replace(
-        given_up, timeline=timeline, position=replace(given_up.position, offsets={0: 5})
-    )
+    position = replace(given_up.position, offsets={0: 5})
+    went_on = replace(given_up, timeline=timeline, position=position)
     assert fresh(went_on) == end_of(at(3))
 
 
@@ -150,9 +143,8 @@ def test_engines_can_read_the_properties() -> None:
     moment = datetime(2026, 11, 21, 3, 12, 45, 123_999, UTC)
     said = Watermarks("2026-11-21T02", moment).to_properties()
     assert said == {COMPLETE_THROUGH: "2026-11-21T02", FRESH_THROUGH: "2026-11-21T03:12:45.123Z"}
-    assert Watermarks.from_properties(said) == Watermarks(
-        "2026-11-21T02", moment.replace(microsecond=123_000)
-    )
+    found = Watermarks.from_properties(said)
+    assert found == Watermarks("2026-11-21T02", moment.replace(microsecond=123_000))
     assert NOTHING.to_properties() == {}
     assert Watermarks.from_properties({COMPLETE_THROUGH: "", FRESH_THROUGH: ""}) == NOTHING
 
@@ -168,9 +160,9 @@ def stated(lake: StreamLake) -> tuple[Watermarks, Watermarks]:
     table = lake.table()
     summary = snapshots.head(table, "main").summary
     assert summary is not None
-    return Watermarks.from_properties(table.properties), Watermarks.from_properties(
-        summary.additional_properties
-    )
+    both = (table.properties, summary.additional_properties)
+    of_table, of_main = map(Watermarks.from_properties, both)
+    return of_table, of_main
 
 
 def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
@@ -188,12 +180,8 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
 
     # A seal changes no row of main: the table alone says what it adds.
     state = lake.state()
-    ended = replace(
-        state.timeline,
-        open=at(3),
-        start={0: 22},
-        sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})},
-    )
+    cuts = {at(1): cut(1), at(2): Cut("t", {0: (20, 22)})}
+    ended = replace(state.timeline, open=at(3), start={0: 22}, sealed=cuts)
     lake.change(Change("speed"), timeline=ended, state=state)
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
     # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
@@ -257,8 +245,7 @@ def test_open_spans_are_planned_from_the_last_hours(monkeypatch: pytest.MonkeyPa
     st.integers(0, 96),
 )
 def test_hours_whose_bounds_touch_the_day(at: datetime, past: int, future: int, ago: int) -> None:
-    """An hour takes an event from `past` minutes before its start to `future` minutes after its
-    end."""
+    """An hour takes events from `past` minutes before its start to `future` after its end."""
     bounds = EventTime(column="at", past=timedelta(minutes=past), future=timedelta(minutes=future))
     start, end = parse_event_time(DAY)
     first, last = plan_hours(bounds, start, end)
@@ -280,18 +267,15 @@ def test_a_day_is_complete_once_all_hours_that_can_contain_its_events_are_accept
     stream = bounded(past="2 days", future="1 hour")
     done = completeness(stream, sealed_to("2026-11-23T00"), DAY)
     assert (done.first, done.last, done.complete) == ("2026-11-19T22", "2026-11-22T23", True)
-    assert (done.accepted, done.open) == (
-        len(hours_between("2026-11-19T22", "2026-11-23T00")),
-        None,
-    )
+    expected = (done.accepted, done.open)
+    assert expected == (len(hours_between("2026-11-19T22", "2026-11-23T00")), None)
 
     early = completeness(stream, sealed_to("2026-11-22T23"), DAY)
     assert (early.complete, early.waiting, early.open) == (False, [], "2026-11-22T23")
     assert early.complete_at == start_of("2026-11-23T00")
 
-    refused = completeness(
-        stream, sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00")), DAY
-    )
+    hours = sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00"))
+    refused = completeness(stream, hours, DAY)
     assert (refused.complete, refused.waiting, refused.open) == (False, ["2026-11-21T07"], None)
 
 
