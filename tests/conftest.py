@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from registry import SchemaRegistry
     from world import World
 
+    from anabranch.config import Kafka
+
 pytest_plugins = ["steadiness"]
 
 # An example may take any time: a busy machine is no fault.
@@ -57,8 +59,7 @@ _END_SECONDS = 60.0
 
 @event.listens_for(Engine, "connect")
 def do_not_wait_for_the_disk(connection: Any, _: object) -> None:
-    """A catalog's SQLite file need not outlive a power failure here; a process that is killed loses
-    nothing by this."""
+    """A catalog's file need not outlive a power failure here; a kill loses nothing by this."""
     if isinstance(connection, sqlite3.Connection):
         # A test may hold the file locked.
         with suppress(sqlite3.OperationalError):
@@ -74,20 +75,15 @@ class Neighbours:
 
 
 def pytest_configure() -> None:
-    """A run that gets SIGTERM still stops its services: the ends of their fixtures run as on
-    Ctrl-C. Processes of tests get SIGINT even if a shell runs the tests in the background, which
-    ignores it."""
+    """A run that gets SIGTERM stops its services: their fixtures end as on Ctrl-C. Tests' processes
+    get SIGINT even if a shell runs the tests in the background, which ignores it."""
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, less often than by default, and of what tests make alone:
-    modules and tests stay.
-
-    Most of what a test makes is many small objects without a cycle, which are gone with their last
-    reference.
-    """
+    """Collect garbage from here on less often, and of what tests make alone: most of it is many
+    small objects without a cycle, which are gone with their last reference."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     gc.enable()
@@ -128,8 +124,7 @@ def _has_children(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def log_given_back() -> Iterator[None]:
-    """A command that a test runs in this process logs to the test's own standard error, which is
-    closed behind it."""
+    """A command in this process logs to the test's own standard error, which is closed after."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
@@ -152,10 +147,8 @@ def one(tmp_path: Path) -> StreamLake:
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
-    """Require that a report is, whole, what the YAML file beside the test's module has for it.
-
-    A test may have several. After an intended change, run it with `ANABRANCH_WRITE_VIEWS=1`.
-    """
+    """Require that a report is, whole, what the YAML file beside the test's module has for it. After
+    an intended change, run the test with `ANABRANCH_WRITE_VIEWS=1`."""
     file, name = request.path.with_suffix(".yaml"), request.node.name
     known = yaml.safe_load(file.read_text("utf-8")) if file.exists() else {}
     is_writing, shown = "ANABRANCH_WRITE_VIEWS" in os.environ, list[Any]()
@@ -166,9 +159,8 @@ def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
 
     yield compare
     if is_writing:
-        file.write_text(
-            yaml.safe_dump(known | {name: shown}, width=116, allow_unicode=True), "utf-8"
-        )
+        text = yaml.safe_dump(known | {name: shown}, width=116, allow_unicode=True)
+        file.write_text(text, "utf-8")
     else:
         assert len(shown) == len(known[name]), "each recorded report is compared"
 
@@ -184,6 +176,13 @@ def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
             "AWS_SECRET_ACCESS_KEY": servers.secret_key,
         }
         yield Neighbours(servers.bootstrap_servers, servers.s3_endpoint)
+
+
+@pytest.fixture
+def kafka(services: Neighbours) -> Kafka:
+    from anabranch.config import Kafka
+
+    return Kafka(bootstrap_servers=services.kafka)
 
 
 @pytest.fixture(scope="session")
@@ -232,14 +231,13 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 
 @pytest.fixture
 def steady_hour() -> None:
-    """Run a test that counts hours without `environment` again if it fails and an hour ended
-    meanwhile."""
+    """Run a test that counts hours again if it fails and an hour ended meanwhile."""
 
 
 @pytest.fixture
 def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept that a topic is gone or recreated after one second: the tests' cluster has no second
-    broker that could contradict. test_topic_metadata.py tests the real delay."""
+    broker that could contradict. test_kafka_clients.py tests the real delay."""
     from anabranch.kafka import client
 
     monkeypatch.setattr(client, "_CONFIRMED_AFTER_S", 1.0)
@@ -258,20 +256,23 @@ def world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test, each in a configuration folder of its own or `beside`
-    another, with a topic of so many `partitions`, if any."""
+    another, with a topic of so many `partitions`, if any, or (`create`) with that and tables."""
     from world import World, closed_at_the_end
 
     def make(
         registry: str | None = None,
         beside: World | None = None,
         partitions: int = 0,
+        create: int = 0,
         **stream: Any,
     ) -> World:
         own = environment | ({"registry": {"url": registry}} if registry is not None else {})
         folder = tmp_path / f"conf{len(made)}" if beside is None else beside.folder
         made.append(World(folder, own, spark, **stream))
-        if partitions:
-            made[-1].topic(partitions)
+        if partitions or create:
+            made[-1].topic(partitions or create)
+        if create:
+            made[-1].apply()
         return made[-1]
 
     with closed_at_the_end() as made:

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import installation
 import pytest
 import yaml
 from docker_compose import Project, docker
+from programs import output_of
 from waiting import wait_for
 from world import past_hour
 
@@ -30,6 +30,9 @@ WITHOUT = os.environ.get("CONTAINERS_WITHOUT", "").split()
 NAME = f"anabranch-test-{os.getpid()}"
 MOST_BYTES = 2_000_000_000
 EVENTS = 2000
+PRODUCE = (
+    "anabranch", "dev", "produce", "game_events", "--dirty", "--output", "json",
+)  # fmt: skip
 # Logs in with the password of .env, and asks Airflow's API.
 ASK = """\
 import json, sys, urllib.request
@@ -57,16 +60,10 @@ def engine() -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The committed files, and no others, with an .env."""
     folder = tmp_path_factory.mktemp("checkout") / "anabranch"
-    subprocess.run(
-        ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)],
-        check=True,
-        timeout=120,
-    )
-    subprocess.run(["sh", "deploy/dotenv.sh"], cwd=folder, check=True, timeout=60)
-    status = subprocess.run(
-        ["git", "status", "--short"], cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert status.stdout == "", "expected git to ignore what was made"
+    output_of("git", "clone", "--quiet", "--no-hardlinks", ROOT, folder)
+    output_of("sh", "deploy/dotenv.sh", cwd=folder)
+    made = output_of("git", "status", "--short", cwd=folder)
+    assert made == "", "expected git to ignore what was made"
     return folder
 
 
@@ -83,10 +80,7 @@ def project(checkout: Path) -> Iterator[Project]:
 
 
 def test_the_image_is_small_and_its_user_owns_nothing_that_it_runs(project: Project) -> None:
-    [image] = json.loads(docker("image", "inspect", project.image))
-    assert image["Size"] <= MOST_BYTES, (
-        f"expected {MOST_BYTES} bytes at most, found {image['Size']}"
-    )
+    require_small(project.image)
 
     def inside(*command: str) -> str:
         return docker("run", "--rm", "--network", "none", project.image, *command)
@@ -94,9 +88,8 @@ def test_the_image_is_small_and_its_user_owns_nothing_that_it_runs(project: Proj
     assert inside("find", "/opt", "/usr", "-writable", "-not", "-type", "l").split() == []
     found = inside("find", "/opt", "/home", "-name", "s3proxy*.jar", "-o", "-name", "kafka_2*.jar")
     assert found == ""
-    assert "[]" in inside(
-        "python", "-c", "from anabranch.spark import jars; print(jars.cached()[1])"
-    )
+    missing = "from anabranch.spark import jars; print(jars.cached()[1])"
+    assert "[]" in inside("python", "-c", missing)
     assert "Kafka to one exact Iceberg table" in inside("anabranch", "--help")
     assert inside("id", "-u") == "10001\n"
 
@@ -106,7 +99,7 @@ def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, check
         checkout, "conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py"
     )
     ran = rebuilt_steps(checkout)
-    subprocess.run(["git", "checkout", "--quiet", "."], cwd=checkout, check=True)
+    output_of("git", "checkout", "--quiet", ".", cwd=checkout)
     # The base image is looked up, the package installed, the folders copied; no dependency, no jar.
     assert ran and all(
         re.search(r"FROM|uv pip install|cp -rL /src/dags|COPY conf |WORKDIR|load", step)
@@ -123,11 +116,7 @@ def test_services_work_and_kills_lose_and_repeat_nothing(project: Project) -> No
     # Kills of both layers, and of a worker with their executors, while records flow.
     with Flow(project) as flow:
         start(project)
-        until(
-            lambda: runs(project, "airflow-scheduler", "anabranch batch"),
-            "Airflow to rebuild an hour",
-            600,
-        )
+        until(lambda: runs(project, "airflow-scheduler", "anabranch batch"), "a rebuild", 600)
         kill(project, "airflow-scheduler")
         start(project)
         await_health(project, "again")
@@ -158,10 +147,7 @@ def test_what_hangs_or_restarts_is_unhealthy_and_a_kill_of_all_loses_nothing(
     await_health(project, "after a stop")
     # The job that hangs.
     project.execute("speed", "pkill", "-STOP", "java")
-    until(
-        lambda: "within 10 s" in fault(project, "--within", "10"),
-        "a job that hangs to be unhealthy",
-    )
+    until(lambda: "within 10 s" in fault(project, "--within", "10"), "a hung job to be unhealthy")
     project.execute("speed", "pkill", "-CONT", "java")
     until(lambda: fault(project, "--within", "10") == "", "it to be healthy again")
     # The job that ends again and again: the engine starts it again, it makes progress, and is
@@ -187,11 +173,8 @@ def test_what_hangs_or_restarts_is_unhealthy_and_a_kill_of_all_loses_nothing(
     require_exact(project, sent)
     # Each ends within its time, and the volumes have it all.
     project.compose("stop", seconds=300)
-    killed = {
-        name: states
-        for name, states in project.states().items()
-        if any(c == 137 for _, c in states)
-    }
+    states = project.states().items()
+    killed = {name: of for name, of in states if any(code == 137 for _, code in of)}
     assert killed == {}, "expected each to end before its stop_grace_period"
     project.compose("down", seconds=300)
     start(project)
@@ -203,13 +186,12 @@ def test_what_hangs_or_restarts_is_unhealthy_and_a_kill_of_all_loses_nothing(
 
 @pytest.mark.timeout(3600)
 def test_the_image_from_the_wheel_alone_runs_both_layers(project: Project, tmp_path: Path) -> None:
-    project.compose(
-        "down", "--volumes", "--timeout", "10", seconds=300
-    )  # two projects at once need much memory
+    # Two projects at once need much memory.
+    project.compose("down", "--volumes", "--timeout", "10", seconds=300)
     folder = tmp_path / "mine"
-    subprocess.run([sys.executable, "-m", "anabranch.cli", "init", folder], check=True, timeout=60)
+    output_of(sys.executable, "-m", "anabranch.cli", "init", folder)
     installation.build_wheel(folder / "wheels", project.folder)
-    subprocess.run(["sh", "deploy/dotenv.sh"], cwd=folder, check=True, timeout=60)
+    output_of("sh", "deploy/dotenv.sh", cwd=folder)
     mine = Project(folder, f"{NAME}-mine", WITHOUT)
     mine.compose("build", seconds=2400)
     change(folder, "conf/anabranch.yaml", "dags/anabranch_hourly.py")
@@ -224,7 +206,7 @@ def test_the_image_from_the_wheel_alone_runs_both_layers(project: Project, tmp_p
             "run", "--rm", "--no-deps", "-T", "speed", "anabranch", "batch", "game_events",
             seconds=600,
         )  # fmt: skip
-        states = {h["hour"]: h["state"] for h in mine.printed_json("hours", "game_events")}
+        states = hours_of(mine)
         assert list(states.values()).count("accepted") >= 1, states
         require_exact(mine, sent)
     finally:
@@ -239,8 +221,7 @@ def change(folder: Path, *names: str) -> None:
 
 
 def rebuilt_steps(folder: Path, *options: str) -> list[str]:
-    """Build the folder's image once more; returns the steps that BuildKit did not find in its
-    cache."""
+    """Build the folder's image once more; the steps that BuildKit did not find in its cache."""
     tag = f"{NAME}:changed"
     command = (
         "buildx", "build", "--progress", "plain", "--load", "--tag", tag, *options, str(folder),
@@ -250,18 +231,22 @@ def rebuilt_steps(folder: Path, *options: str) -> list[str]:
     docker("image", "rm", "--force", tag)
     steps = dict(re.findall(r"^#(\d+) (\[.*)$", done.stderr, re.MULTILINE))
     cached = set(re.findall(r"^#(\d+) CACHED$", done.stderr, re.MULTILINE))
-    return [
-        step for number, step in steps.items() if number not in cached and "internal" not in step
-    ]
+    return [text for n, text in steps.items() if n not in cached and "internal" not in text]
+
+
+def require_small(image: str) -> None:
+    [found] = json.loads(docker("image", "inspect", image))
+    assert found["Size"] <= MOST_BYTES, f"expected at most {MOST_BYTES}, found {found['Size']}"
+
+
+def hours_of(project: Project) -> dict[str, str]:
+    """The state of each hour."""
+    return {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
 
 
 def require_complete_image(image: str) -> None:
-    """The package, its commands, Airflow, DAGs, configuration and all jars, in at most
-    MOST_BYTES."""
-    [found] = json.loads(docker("image", "inspect", image))
-    assert found["Size"] <= MOST_BYTES, (
-        f"expected {MOST_BYTES} bytes at most, found {found['Size']}"
-    )
+    """The package, Airflow, DAGs, configuration and all jars, in at most MOST_BYTES."""
+    require_small(image)
     script = (
         "import anabranch, os, shutil; from anabranch import config; from anabranch.spark import "
         "jars; print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', "
@@ -297,12 +282,8 @@ def begin(project: Project) -> int:
 
 
 def await_health(project: Project, when: str) -> None:
-    until(
-        lambda: not unhealthy(project),
-        f"every service to be healthy {when}",
-        600,
-        lambda: str(unhealthy(project)),
-    )
+    what = f"every service to be healthy {when}"
+    until(lambda: not unhealthy(project), what, 600, lambda: str(unhealthy(project)))
 
 
 def start(project: Project) -> None:
@@ -316,18 +297,17 @@ def stop_and_start(project: Project, service: str) -> None:
 
 def kill(project: Project, *services: str) -> None:
     """Send SIGKILL to the services' containers, all at once."""
-    docker(
-        "kill", *(one["ID"] for one in project.containers(*services) if one["State"] == "running")
-    )
-    until(
-        lambda: all(one["State"] == "exited" for one in project.containers(*services)),
-        "the containers to end",
-    )
+    running = [one["ID"] for one in project.containers(*services) if one["State"] == "running"]
+    docker("kill", *running)
+
+    def ended() -> bool:
+        return all(one["State"] == "exited" for one in project.containers(*services))
+
+    until(ended, "the containers to end")
 
 
 def runs(project: Project, service: str, name: str) -> bool:
-    """Whether the service's container is up and has a process with this name in its command
-    line."""
+    """Whether the service's container is up and a command line in it has this name."""
     running = [one["ID"] for one in project.containers(service) if one["State"] == "running"]
     return any(
         docker_compose.run("exec", one, "pgrep", "--full", name).returncode == 0 for one in running
@@ -335,8 +315,7 @@ def runs(project: Project, service: str, name: str) -> bool:
 
 
 def require_batch_survives_a_kill(project: Project, hour: str) -> None:
-    """The batch layer in a container of its own: killed while it rebuilds the hour, and run
-    again."""
+    """The batch layer in a container: killed while it rebuilds the hour, and run again."""
     # The speed layer's service, since its temporary files are on the disk.
     job = ("speed", "anabranch", "batch", "game_events", "--hour", hour)
     container = project.compose("run", "--detach", "--no-deps", *job).strip()
@@ -351,45 +330,29 @@ def require_batch_survives_a_kill(project: Project, hour: str) -> None:
         docker("kill", container)
     finally:
         docker("rm", "--force", "--volumes", container)
-    states = {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
-    assert states[hour] != "accepted", (
-        f"expected the kill before the publish of {hour}, found {states}"
-    )
+    states = hours_of(project)
+    assert states[hour] != "accepted", f"expected the kill before its publish, found {states}"
     project.compose("run", "--rm", "--no-deps", "-T", *job, seconds=600)
-    [state] = [
-        h["state"] for h in project.printed_json("hours", "game_events") if h["hour"] == hour
-    ]
-    assert state == "accepted"
+    assert hours_of(project)[hour] == "accepted"
 
 
 def produce(project: Project, hours: float) -> int:
-    """Send events from a container of ours beside the others; returns how many Kafka has
-    acknowledged."""
-    command = [
-        "anabranch", "dev", "produce", "game_events", "--events", str(EVENTS), "--hours",
-        str(hours), "--dirty",
-    ]  # fmt: skip
-    printed = project.compose(
-        "run", "--rm", "--no-deps", "-T", "apply", *command, "--output", "json", seconds=300
-    )
+    """Send events from a container of ours; the number that Kafka has acknowledged."""
+    command = [*PRODUCE, "--events", str(EVENTS), "--hours", str(hours)]
+    printed = project.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300)
     acknowledged: int = json.loads(printed)["acknowledged"]
     return acknowledged
 
 
 class Flow:
-    """Events that are sent without end, from a container of ours; `acknowledged` says how many,
-    once it has ended."""
+    """Events that a container sends without end; `acknowledged` says how many, at the end."""
 
     acknowledged = 0
 
     def __init__(self, project: Project) -> None:
-        command = [
-            "anabranch", "dev", "produce", "game_events", "--events", "100000000", "--rate", "50",
-            "--dirty",
-        ]  # fmt: skip
-        self._container = project.compose(
-            "run", "--detach", "--no-deps", "apply", *command, "--output", "json"
-        ).strip()  # fmt: skip
+        command = [*PRODUCE, "--events", "100000000", "--rate", "50"]
+        run = ("run", "--detach", "--no-deps", "apply")
+        self._container = project.compose(*run, *command).strip()
 
     def __enter__(self) -> Flow:
         return self
@@ -437,8 +400,7 @@ def restarts(project: Project) -> int:
 
 
 def require_exact(project: Project, acknowledged: int) -> None:
-    """Every record that Kafka acknowledged is one row, one dead letter, or a duplicate that the
-    batch layer removed."""
+    """Every acknowledged record is one row, one dead letter, or a duplicate that was removed."""
 
     def value(query: str) -> int:
         [row] = project.printed_json("query", query)
@@ -446,10 +408,8 @@ def require_exact(project: Project, acknowledged: int) -> None:
         return int(number)
 
     def counts() -> dict[str, int]:
-        status, hours = (
-            project.printed_json("status", "game_events"),
-            project.printed_json("hours", "game_events"),
-        )
+        status = project.printed_json("status", "game_events")
+        hours = project.printed_json("hours", "game_events")
         return {
             "waiting": status["lag"]["offsets"],
             "read": sum(status["position"].values()),
@@ -486,20 +446,14 @@ def require_least_rights(project: Project) -> None:
             assert host["ReadonlyRootfs"] is (service not in ("kafka", "topic")), service
             assert host["LogConfig"]["Config"].keys() == {"max-size", "max-file"}, service
             assert host["Memory"] > 0 and host["NanoCpus"] > 0 and host["PidsLimit"] > 0, service
-    for line in (
-        "echo >/opt/anabranch/conf/x",
-        "echo >/var/lib/anabranch/x",
-        "echo >/home/anabranch/x",
-    ):
+    for folder in ("opt/anabranch/conf", "var/lib/anabranch", "home/anabranch"):
         with pytest.raises(AssertionError, match="Read-only file system"):
-            project.execute("speed", "sh", "-c", line)
+            project.execute("speed", "sh", "-c", f"echo >/{folder}/x")
 
 
 def require_airflow(project: Project, checkout: Path) -> None:
     """Require that Airflow has read the DAGs and closes the previous hour by itself."""
-    values = dict(
-        re.findall(r"^(\w+)=(.*)$", (checkout / ".env").read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    values = dict(re.findall(r"^(\w+)=(.*)$", (checkout / ".env").read_text("utf-8"), re.MULTILINE))
     paths = ("/api/v2/dags?limit=100", "/api/v2/importErrors")
 
     def dags() -> set[str]:
@@ -515,38 +469,24 @@ def require_airflow(project: Project, checkout: Path) -> None:
     # The next hour may begin while this waits, and Airflow needs minutes more for the hour that
     # ended then.
     last = past_hour(1)
-
-    def states() -> dict[str, str]:
-        return {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
-
-    until(
-        lambda: states()[last] == "accepted",
-        f"Airflow to have {last} accepted",
-        900,
-        lambda: str(states()),
-    )
+    what, states = f"Airflow to have {last} accepted", lambda: str(hours_of(project))
+    until(lambda: hours_of(project)[last] == "accepted", what, 900, states)
 
 
 def require_metrics(project: Project) -> None:
     """Everything that the dashboard shows and the alerts ask about is there, and no rule fails."""
-    [source] = yaml.safe_load(SOURCES.read_text(encoding="utf-8"))["datasources"]
-    dashboard = json.loads(
-        (ROOT / "deploy/grafana/dashboards/anabranch.json").read_text(encoding="utf-8")
-    )
+    [source] = yaml.safe_load(SOURCES.read_text("utf-8"))["datasources"]
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/anabranch.json").read_text("utf-8"))
     asked_for = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
-    groups = yaml.safe_load(
-        (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
-    )["groups"]
+    file = ROOT / "deploy" / "prometheus" / "alerts.yml"
+    groups = yaml.safe_load(file.read_text("utf-8"))["groups"]
     alerts = [rule["expr"] for group in groups for rule in group["rules"]]
-    asked_for |= {
-        name for expr in alerts for name in re.findall(r"\banabranch_\w+|up\{[^}]*\}", expr)
-    }
+    asked_for |= {name for e in alerts for name in re.findall(r"\banabranch_\w+|up\{[^}]*\}", e)}
     assert len(asked_for) > 15
     # No record has an unknown field, so this metric has no value, only its description.
     asked_for.remove("anabranch_unknown_fields")
-    assert "# HELP anabranch_unknown_fields " in project.execute(
-        "speed", "python", "-c", FETCH, METRICS
-    )
+    metrics = project.execute("speed", "python", "-c", FETCH, METRICS)
+    assert "# HELP anabranch_unknown_fields " in metrics
     for expr in sorted(asked_for):
         plain = expr.replace("$stream", ".+").replace("$__rate_interval", "2m")
 

@@ -1,5 +1,4 @@
-"""Each component with a key that may do what its policies of deploy/s3 and deploy/glue say, and with
-one that may not."""
+"""Each component with a key that may do what deploy/s3 and deploy/glue say, and less."""
 
 import json
 from collections.abc import Iterator
@@ -59,14 +58,9 @@ class Lake:
         }
         policies |= {"everything": json.dumps(everything)}
         self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
-        settings = environment | {
-            "catalog": {
-                "name": "lake",
-                "type": "glue",
-                "warehouse": "s3://lake/warehouse",
-                "properties": {"glue.endpoint": aws.url},
-            }
-        }
+        catalog = {"name": "lake", "type": "glue", "warehouse": "s3://lake/warehouse"}
+        glue_settings = {"properties": {"glue.endpoint": aws.url}}
+        settings = environment | {"catalog": catalog | glue_settings}
         self._use("apply")
         self.one = World(folder / "conf", settings | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]
 
@@ -104,14 +98,12 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     one.send(spread(hour, 20, "e"))
     run(one, "apply", one.name)
     encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms"}}]}
-    lake.s3("everything").put_bucket_encryption(
-        Bucket="lake", ServerSideEncryptionConfiguration=encrypted
-    )
+    everything = lake.s3("everything")
+    everything.put_bucket_encryption(Bucket="lake", ServerSideEncryptionConfiguration=encrypted)
     made = set(lake.objects())
+    other = {"DatabaseName": one.name, "TableInput": {"Name": "other"}}
     with pytest.raises(ClientError, match="glue:CreateTable"):
-        aws.client("glue", lake.keys["jobs"]).create_table(
-            DatabaseName=one.name, TableInput={"Name": "other"}
-        )
+        aws.client("glue", lake.keys["jobs"]).create_table(**other)
 
     # A key that may only read: both jobs end at once, say why, and leave nothing.
     lake.with_key("reader")
@@ -134,9 +126,8 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     # A user that only reads.
     lake.with_key("reader")
     for question in ASKING:
-        run(
-            one, question[0], one.name, *(hour if word == "HOUR" else word for word in question[1:])
-        )
+        words = [hour if word == "HOUR" else word for word in question[1:]]
+        run(one, question[0], one.name, *words)
     run(one, "query", f"SELECT count(*) FROM {one.job.stream.table}")
 
     # Egress, to a bucket of its own; the jobs could not write there.
@@ -171,8 +162,6 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     assert any(key.endswith(".metadata.json") for key in written)
     assert any(key.endswith(".parquet") for key in written)
     for key in written:
-        assert (
-            lake.s3("everything").head_object(Bucket="lake", Key=key)["ServerSideEncryption"]
-            == "aws:kms"
-        ), key
+        head = everything.head_object(Bucket="lake", Key=key)
+        assert head["ServerSideEncryption"] == "aws:kms", key
     one.kafka.close()

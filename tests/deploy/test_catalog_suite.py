@@ -6,7 +6,7 @@ SeaweedFS, whose table buckets have the shape of Amazon S3 Tables.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from glue import running_glue
 from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.table import Table, Transaction
 from rest_catalog import running_rest_catalog
-from s3_proxy import running_s3_proxy
 from seaweedfs import running_seaweedfs
 from vending import Vending, running_vending
 
@@ -26,10 +25,8 @@ from anabranch.dev.services.processes import HOST
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.files import delete_files, list_table, own_files
-from anabranch.iceberg.s3 import ObjectStore
 from anabranch.iceberg.snapshots import heads
 
-Make = Callable[..., StreamLake]
 KEYS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
 
 
@@ -126,14 +123,8 @@ def test_a_catalog_has_what_the_protocol_needs(lake: StreamLake) -> None:
 
 @pytest.fixture
 def vending(tmp_path: Path, keys: None) -> Iterator[Vending]:
-    with running_s3_proxy(tmp_path) as port:
-        s3 = f"http://{HOST}:{port}"
-        ObjectStore(S3.model_validate({"endpoint": s3} | KEYS)).ensure_bucket("lake")
-        with (
-            running_rest_catalog(tmp_path, "s3://lake/warehouse", s3) as rest,
-            running_vending(rest.url, port, 900, 900) as vending,
-        ):
-            yield vending
+    with running_vending(tmp_path, 900, 900) as vending:
+        yield vending
 
 
 def test_a_catalog_that_ignores_branches_is_refused_first(vending: Vending, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""One story on four catalogs, each configured as in docs/how-to/deploy/services.md: SQLite,
-PostgreSQL, REST and Glue.
+"""One story on four catalogs, as docs/how-to/deploy/services.md configures them: SQLite,
+PostgreSQL, the server of Iceberg's REST compatibility kit, and moto's Glue.
 
-Uses a real Kafka, Spark and S3, a PostgreSQL server, the server of Iceberg's REST compatibility
-kit, and moto's server for Glue. The result on each catalog is compared with the records that Kafka
-acknowledged and with the results on the other catalogs.
+On each, the result is what Kafka acknowledged, and that of the other catalogs.
 """
 
 from __future__ import annotations
@@ -43,11 +41,8 @@ Report = dict[str, Any]
 
 def documented(catalog: str) -> dict[str, Any]:
     """The block of docs/how-to/deploy/services.md that configures a catalog."""
-    block = re.search(
-        rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```",
-        DEPLOY.read_text(),
-        re.DOTALL,
-    )
+    text = rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```"
+    block = re.search(text, DEPLOY.read_text(), re.DOTALL)
     assert block is not None, f"{DEPLOY}: expected a block that configures {catalog}"
     section: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]
     return section
@@ -76,9 +71,8 @@ def neighbours(
                 variables.setenv("CATALOG_HOST", f"127.0.0.1:{server.port}")
             elif catalog == "REST":
                 s3 = environment["s3"]["endpoint"]
-                rest = running.enter_context(
-                    running_rest_catalog(folder, f"s3://{BUCKET}/warehouse", s3)
-                )
+                warehouse = f"s3://{BUCKET}/warehouse"
+                rest = running.enter_context(running_rest_catalog(folder, warehouse, s3))
                 variables.setenv("CATALOG_URL", rest.url)
                 variables.setenv("CATALOG_CREDENTIAL", CREDENTIAL)
             else:
@@ -92,17 +86,15 @@ def story(
     neighbours: Callable[[str], None], environment: dict[str, Any], spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Report]:  # fmt: skip
-    """Runs the story on a catalog, once, and returns its result in words that all catalogs
-    share."""
+    """Runs the story on a catalog, once; its result in words that all catalogs share."""
     by_catalog: dict[str, Report] = {}
 
     def run_once(catalog: str) -> Report:
         if catalog not in by_catalog:
             neighbours(catalog)
             # The session knows one catalog by the name "lake".
-            own = environment | {
-                "catalog": documented(catalog) | {"name": f"c{uuid.uuid4().hex[:12]}"}
-            }
+            name = f"c{uuid.uuid4().hex[:12]}"
+            own = environment | {"catalog": documented(catalog) | {"name": name}}
             one = World(tmp_path_factory.mktemp(catalog) / "conf", own, spark)
             add_catalog(spark, one.job.environment)
             try:
@@ -115,30 +107,23 @@ def story(
 
 
 def run_story(one: World) -> Report:
-    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher,
-    maintenance, an audit; and the tables lost and registered."""
+    """Two hours to proven rows, a restatement, an override, a stale publisher, an audit; loss."""
     first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
     one.topic()
     one.send([*spread(first, 20, "first"), (0, now - timedelta(hours=2), b"{")])
     one.send(spread(second, 20, "second"))
-    one.send(
-        [(1, now, event("first-0", now)), (0, now, event("now", now))]
-    )  # a duplicate, in an hour that is open
+    # A duplicate, in an hour that is open.
+    one.send([(1, now, event("first-0", now)), (0, now, event("now", now))])
     # Step 1: apply, twice.
     assert any("created table" in change for change in one.apply())
     assert one.apply() == []
     # Step 2: the speed layer publishes; the batch layer rebuilds both hours and swaps them.
     one.speed()
-    good = sorted(
-        (r.partition, r.offset, json.loads(r.value)["event_id"])
-        for r in one.sent
-        if r.value != b"{"
-    )
+    sent = [record for record in one.sent if record.value != b"{"]
+    good = sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in sent)
     assert one.contents() == one.contents("speed") == good
-    assert [(r.hour, r.decision) for r in one.batch()] == [
-        (first, "accepted"),
-        (second, "accepted"),
-    ]
+    decided = [(r.hour, r.decision) for r in one.batch()]
+    assert decided == [(first, "accepted"), (second, "accepted")]
     assert one.contents() == good
     # Step 3: a restatement, and an hour that is served by choice.
     assert [(r.decision, r.revision) for r in one.batch(first, restate=True)] == [("accepted", 2)]
@@ -162,9 +147,8 @@ def run_story(one: World) -> Report:
     name = one.job.stream.table
     sql = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
     answer = [r["event_id"] for r in shown(one, "query", sql)]
-    by_spark = one.spark.sql(
-        sql.replace(name, f"{one.job.environment.catalog.name}.{name}")
-    ).collect()
+    in_spark = sql.replace(name, f"{one.job.environment.catalog.name}.{name}")
+    by_spark = one.spark.sql(in_spark).collect()
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
     audit = shown(one, "audit", one.name, "--hours", f"{first}..{second}")
@@ -175,8 +159,7 @@ def run_story(one: World) -> Report:
 
 
 def _lose_and_register(one: World) -> None:
-    """The catalog loses the tables, and storage a metadata file: reported, and fixed by one
-    command."""
+    """The catalog loses tables and storage a file: reported, and fixed by one command."""
     stream = one.job.stream
     tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     before = [one.lake.load(name).metadata for name in tables]
@@ -189,10 +172,8 @@ def _lose_and_register(one: World) -> None:
     delete_files(newest.io, [newest.metadata_location])
     with pytest.raises(MetadataGone, match=re.escape(newest.metadata_location.rpartition("/")[2])):
         one.lake.load(stream.table)
-    assert newest.metadata.metadata_log[-1].metadata_file in call(
-        one, "apply", one.name, "--register"
-    )
     expected = newest.metadata.metadata_log[-1].metadata_file
+    assert expected in call(one, "apply", one.name, "--register")
     assert one.lake.load(stream.table).metadata_location == expected
 
 
@@ -206,36 +187,26 @@ def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]
 
 
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
-    """Return the contents of the tables without the values that differ by stream: ids, times,
-    names."""
+    """The contents of the tables without what differs by stream: ids, times, names."""
     state, topic = one.state, one.described
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
     decisions = one.job.ledger.history()
     unlike = ("decision_id", "recorded_at", "began", "at", "bytes", "snapshot_id", "sequence")
+    refs = [name for name in state.table.metadata.refs if not name.startswith("main-")]
+    columns = ("kafka_partition", "kafka_offset", "event_id", "level", "ingest_hour")
+    of_dead = ("kafka_partition", "kafka_offset", "ingest_hour", "layer")
     contents = {
-        "branches": sorted(
-            name for name in state.table.metadata.refs if not name.startswith("main-")
-        ),
+        "branches": sorted(refs),
         "rows": {
-            b: sorted(
-                (
-                    r["kafka_partition"], r["kafka_offset"], r["event_id"], r["level"],
-                    r["ingest_hour"],
-                )
-                for r in rows
-            )
-            for b in ("main", "speed", "batch")
-            if (rows := one.rows(b)) is not None
+            branch: sorted(tuple(row[column] for column in columns) for row in one.rows(branch))
+            for branch in ("main", "speed", "batch")
         },
-        "dead": [
-            (d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"])
-            for d in one.dead()
-        ],
+        "dead": [tuple(letter[column] for column in of_dead) for letter in one.dead()],
         "position": state.position.offsets,
         "accepted": {hour: to_json(accepted) for hour, accepted in state.accepted.items()},
         "ledger": [_without(row.as_columns(), unlike) for row in decisions],
         "audit": audit,
-    }  # fmt: skip
+    }
     text = json.dumps(contents, default=str, sort_keys=True)
     for word, common in own.items():
         text = text.replace(word, common)

@@ -1,5 +1,4 @@
-"""A wheel that is installed alone reads all of Kafka's codecs, through both layers, audit and
-doctor."""
+"""A wheel that is installed alone reads all of Kafka's codecs, by every command."""
 
 import json
 import subprocess
@@ -28,8 +27,7 @@ RECORDS = 30  # of each producer and codec
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `anabranch` of an environment that has the wheel and its declared dependencies, nothing
-    else."""
+    """The `anabranch` of an environment of the wheel and its declared dependencies alone."""
     folder = tmp_path_factory.mktemp("wheel")
     return install(build_wheel(folder), folder / "venv") / "anabranch"
 
@@ -50,12 +48,8 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
     """Send RECORDS to each part with librdkafka, then with Kafka's own producer."""
     stamp = int(at.timestamp() * 1000)
     for part in parts:
-        settings = {
-            "bootstrap.servers": bootstrap_servers,
-            "compression.type": part.codec,
-            "linger.ms": 500,
-        }
-        producer = Producer(settings)
+        settings = {"bootstrap.servers": bootstrap_servers, "compression.type": part.codec}
+        producer = Producer(settings | {"linger.ms": 500})
         for value in part.values("c", at):
             producer.produce(part.topic, value, partition=part.partition, timestamp=stamp)
         assert producer.flush(30) == 0
@@ -64,14 +58,9 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
         for p in parts
         for v in p.values("java", at)
     ]
-    command = [
-        require_java(), "-cp", ":".join(map(str, ensure_jars().broker)), PRODUCE, bootstrap_servers,
-        stamp,
-    ]  # fmt: skip
-    done = subprocess.run(
-        [str(c) for c in command], input=b"\n".join(lines), capture_output=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    jars = ":".join(map(str, ensure_jars().broker))
+    command = (require_java(), "-cp", jars, PRODUCE, bootstrap_servers, stamp)
+    run(*command, input=b"\n".join(lines), text=False)
 
 
 def test_the_wheel_alone_reads_every_codec(
@@ -99,15 +88,12 @@ def test_the_wheel_alone_reads_every_codec(
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
         create_topic(kafka, name, len(codecs))
     run(installed, "apply", "codecs", "--conf", conf)
-    parts = [
-        Part(name, p, codec) for name, codecs in topics.items() for p, codec in enumerate(codecs)
-    ]
+    parts = [Part(name, *part) for name, codecs in topics.items() for part in enumerate(codecs)]
     produce(kafka.bootstrap_servers, parts, at)
     with KafkaAdapter(kafka) as adapter:
         sizes = adapter.partition_bytes("codecs")
-    assert all(sizes[p] < sizes[0] / 2 for p in range(1, len(CODECS))), (
-        f"a producer did not compress: {sizes}"
-    )
+    is_smaller = [sizes[p] < sizes[0] / 2 for p in range(1, len(CODECS))]
+    assert all(is_smaller), f"a producer did not compress: {sizes}"
 
     run(installed, "speed", "codecs", "--available-now", "--conf", conf)
     run(installed, "batch", "codecs", "--conf", conf)
@@ -115,19 +101,15 @@ def test_the_wheel_alone_reads_every_codec(
         installed, "query", "SELECT event_id FROM codecs.events", "--only-accepted", "--conf", conf,
         "--output", "json",
     )  # fmt: skip
-    expected = sorted(
-        f"{codec}-{by}-{i}" for codec in CODECS for by in ("c", "java") for i in range(RECORDS)
-    )
+    sent = [(codec, by) for codec in CODECS for by in ("c", "java")]
+    expected = sorted(f"{codec}-{by}-{i}" for codec, by in sent for i in range(RECORDS))
     assert sorted(row["event_id"] for row in json.loads(accepted)) == expected
     run(installed, "audit", "codecs", "--conf", conf)
     # It ends with 1: of most of these streams nothing was applied.
     command = [installed, "doctor", "--conf", conf, "--output", "json"]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
-    of_kafka = {
-        one["name"]: one["findings"]
-        for one in report["examined"]
-        if one["name"].startswith("kafka ")
-    }
+    examined = [one for one in report["examined"] if one["name"].startswith("kafka ")]
+    of_kafka = {one["name"]: one["findings"] for one in examined}
     assert set(of_kafka) == {f"kafka {name}" for name in topics}
     found = [finding for findings in of_kafka.values() for finding in findings]
     assert [finding for finding in found if finding["severity"] == "error"] == []

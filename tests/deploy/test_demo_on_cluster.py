@@ -21,14 +21,8 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
     with running_postgres() as postgres, running_cluster() as cluster, out.open("wb") as log:
         catalog = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
         demo = subprocess.Popen(
-            [
-                "make", "--no-print-directory", "demo", f"MASTER={cluster.master}",
-                f"CATALOG={catalog}",
-            ],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            ["make", "--no-print-directory", "demo", f"MASTER={cluster.master}", f"CATALOG={catalog}"],
+            cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
             env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "150"},
         )  # fmt: skip
         try:
@@ -61,8 +55,7 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
 
 
 def tables(postgres: Postgres) -> int:
-    """The number of tables in the catalog; none before the first one creates the catalog's own
-    tables."""
+    """The number of tables in the catalog; none before its own tables are created."""
     exists = postgres.execute("SELECT to_regclass('iceberg_tables') IS NOT NULL")
     if exists != [(True,)]:
         return 0

@@ -1,13 +1,13 @@
-"""The doctor's findings on a real Airflow. The test causes each finding and runs its remedy as
-printed, which clears it."""
+"""The doctor's findings on a real Airflow: each is caused, and its printed remedy clears it."""
 
 import os
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from programs import output_of
 from run_books import printed
 from servers import serving
 
@@ -18,6 +18,7 @@ from anabranch.operations.doctor.finding import Finding, Issue
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "game_events"
+run = partial(output_of, shell=True)
 
 
 @pytest.fixture
@@ -39,14 +40,6 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         monkeypatch.setenv(name, value)
     return home / "dags"
-
-
-def run(command: str, code: int = 0) -> str:
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == code, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout
 
 
 def found() -> dict[Issue, Finding]:
@@ -75,18 +68,16 @@ def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_pat
     assert wrong[Issue.AIRFLOW_IMPORT].subject.endswith("odd.py")
     assert wrong[Issue.AIRFLOW_IMPORT].found == "ValueError: no such stream"
     assert wrong[Issue.AIRFLOW_IMPORT].remedy == printed("airflow dags list-import-errors")
-    assert "no such stream" in run(wrong[Issue.AIRFLOW_IMPORT].remedy, 1)
+    assert "no such stream" in run(wrong[Issue.AIRFLOW_IMPORT].remedy, expect=1)
     (dags / "odd.py").unlink()
     run("airflow dag-processor --num-runs 1")
-    assert wrong[Issue.AIRFLOW_POOL].remedy == printed(
-        "airflow pools set default_pool 128 'Default pool'"
-    )
+    pool = printed("airflow pools set default_pool 128 'Default pool'")
+    assert wrong[Issue.AIRFLOW_POOL].remedy == pool
     run(wrong[Issue.AIRFLOW_POOL].remedy)
     assert wrong[Issue.AIRFLOW_SCHEDULER].remedy == printed("airflow scheduler")
     # This runs before the DAGs, so the scheduler has nothing to work on.
-    with serving(
-        wrong[Issue.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90
-    ):
+    scheduler = wrong[Issue.AIRFLOW_SCHEDULER].remedy.split()
+    with serving(scheduler, tmp_path / "scheduler.log", is_alive, 90):
         assert found().keys() == {Issue.AIRFLOW_PAUSED}
     assert wrong[Issue.AIRFLOW_PAUSED].remedy == printed(
         "airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__(STREAM)$'",

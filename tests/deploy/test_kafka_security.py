@@ -68,8 +68,7 @@ Make = Callable[[], World]
 def plain_world(
     tmp_path: Path, environment: dict[str, Any], broker: SecureBroker
 ) -> Iterator[Make]:
-    """Makes streams whose topic and records come from a user with all rights; they have no
-    session."""
+    """Makes streams without a session, whose topic and records come from another user."""
     with closed_at_the_end() as made:
 
         def make() -> World:
@@ -105,9 +104,7 @@ def test_an_identity_outlives_tokens(plain_world: Make, identities: Identities, 
         # Over the ends of tokens of connections in use.
         ends = time.monotonic() + (SECONDS + 5 if how in EXPIRING else 0)
         while True:
-            speed.until(
-                lambda: one.published == len(one.sent), "the records to be published", PATIENT
-            )
+            speed.until(lambda: one.published == len(one.sent), "a publish", PATIENT)
             if time.monotonic() > ends:
                 break
             time.sleep(2)
@@ -178,9 +175,7 @@ def assert_texts(output: str, texts: tuple[str, ...]) -> None:
 def test_a_wrong_identity_or_an_unknown_authority_is_named_and_terminal(
     plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], message: str
 ) -> None:
-    changes = {
-        key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()
-    }
+    changes = {k: str(broker.other_ca) if v == "OTHER" else v for k, v in wrong.items()}
     one = plain_world()
     refuse(one, broker, broker.security(how, **changes), message, REFUSED)
     for layer in ("speed", "batch"):
@@ -227,9 +222,8 @@ def test_java_alone_names_a_wrong_identity_too(
         read_ranges(spark, kafka, one.name, {0: (0, 1)}).collect()
     explained = explain_spark(spark, "read", raised.value)
     assert isinstance(explained, ConfigurationError), repr(raised.value)
-    assert found in str(explained) and re.search(
-        r"kafka\.security|anabranch jars", str(explained)
-    ), str(explained)
+    said = str(explained)
+    assert found in said and re.search(r"kafka\.security|anabranch jars", said), said
 
 
 def test_a_job_of_many_streams_reads_on_with_the_renewed_token_of_a_file(

@@ -1,5 +1,4 @@
-"""Executors of a cluster write to S3 by TLS of a private authority, with temporary keys of a shared
-file of theirs."""
+"""Executors write to S3 by TLS of a private authority, with temporary keys of a shared file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,7 @@ WRITERS = {"spark": "s3fileio", "workers": "aws-sdk-cpp"}
 
 
 class Keys:
-    """Temporary keys of the driver and of executors, each in a shared file of its own, and their
-    server."""
+    """Temporary keys of the driver and of executors, each in a shared file; their server."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, front: FlakyS3) -> None:
         self._front, self._number = front, 1
@@ -54,11 +52,8 @@ class Keys:
     def clients(self) -> set[tuple[str, str]]:
         """Which clients have used the present keys: the driver's and the executors'."""
         present = {f"{who}-{self._number}": who for who in self._renew}
-        return {
-            (present[token], client)
-            for token, client in list(self._front.tokens)
-            if token in present
-        }
+        used = list(self._front.tokens)
+        return {(present[token], client) for token, client in used if token in present}
 
 
 def stream(
@@ -87,9 +82,7 @@ def run_speed(one: World, cluster: SparkCluster, keys: Keys) -> None:
 
         def publish(prefix: str) -> None:
             one.send_now(2_000, prefix)
-            speed.until(
-                lambda: one.published == len(one.sent), f"records {prefix} to be published", PATIENT
-            )
+            speed.until(lambda: one.published == len(one.sent), f"records {prefix}", PATIENT)
 
         publish("first")
         keys.renew()
@@ -107,12 +100,9 @@ def run_batch(one: World, cluster: SparkCluster, keys: Keys, hours: list[str], w
     # Spark writes the rows of a stream with a sort order.
     one.configure(files={"sort": ["event_id"]} if writer == "spark" else {})
     one.apply()
-    with started(
-        one, "batch", one.name, "--hour", "..".join(hours), "--master", cluster.master
-    ) as batch:
-        batch.until(
-            lambda: hours[0] in one.state.accepted, f"hour {hours[0]} to be accepted", PATIENT
-        )
+    of_hours = ("--hour", "..".join(hours), "--master", cluster.master)
+    with started(one, "batch", one.name, *of_hours) as batch:
+        batch.until(lambda: hours[0] in one.state.accepted, "the first hour", PATIENT)
         keys.revoke(batch)
         assert batch.wait() == 0, batch.log[-4000:]
     assert ("executors", WRITERS[writer]) in keys.clients()
@@ -131,9 +121,8 @@ def test_both_jobs_are_exact_while_the_keys_of_executors_are_renewed_and_revoked
         running_cluster() as cluster,
     ):
         keys = Keys(tmp_path, monkeypatch, front)
-        one = stream(
-            tmp_path, environment, front, authority, tmp_path / "executors" / "credentials"
-        )
+        executors = tmp_path / "executors" / "credentials"
+        one = stream(tmp_path, environment, front, authority, executors)
         for i, hour in enumerate(hours):
             # The workers' hours are too large for the batch job's own process.
             one.send(spread(hour, 1_000 if i < 2 else 50_002, hour))

@@ -1,5 +1,4 @@
-"""The wheel and the source distribution: built, installed into an environment of their own, and
-used from there."""
+"""The wheel and the source distribution: built, installed elsewhere, and used from there."""
 
 import os
 import re
@@ -25,8 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment that has the wheel and what it asks for, far from the
-    checkout."""
+    """The bin folder of an environment with the wheel and what it asks for, not the checkout."""
     [wheel] = built.glob("*.whl")
     return install(wheel, tmp_path_factory.mktemp("environment") / "venv")
 
@@ -35,26 +33,17 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "anabranch/cli/__init__.py",
-        "speed_layer/job.py",
-        "batch_layer/job.py",
-        "anabranch/protocol/merge.py",
-        "anabranch/lineage/AnabranchHourRunFacet.json",
+        "anabranch/cli/__init__.py", "speed_layer/job.py", "batch_layer/job.py",
+        "anabranch/protocol/merge.py", "anabranch/lineage/AnabranchHourRunFacet.json",
         "anabranch/operations/page/templates/streams.html",
-        "anabranch/operations/page/static/page.css",
-        "anabranch/_conf/jvm/ivy.xml",
-        "anabranch/_conf/jvm/jars.sha256",
-        "anabranch/_conf/anabranch.yaml",
-        "anabranch/_dags/anabranch_hourly.py",
-        "anabranch/_dags/anabranch_conf.py",
-        "anabranch/_deploy/docker-compose.yml",
-        "anabranch/starter_files/Dockerfile",
-        "anabranch/starter_files/gitignore",
-        "anabranch/_deploy/deploy/constraints.txt",
-        "anabranch/_deploy/deploy/dotenv.sh",
-        "anabranch/_deploy/deploy/kubernetes/speed.yaml",
+        "anabranch/operations/page/static/page.css", "anabranch/_conf/jvm/ivy.xml",
+        "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
+        "anabranch/_dags/anabranch_hourly.py", "anabranch/_dags/anabranch_conf.py",
+        "anabranch/_deploy/docker-compose.yml", "anabranch/starter_files/Dockerfile",
+        "anabranch/starter_files/gitignore", "anabranch/_deploy/deploy/constraints.txt",
+        "anabranch/_deploy/deploy/dotenv.sh", "anabranch/_deploy/deploy/kubernetes/speed.yaml",
         "anabranch/_deploy/deploy/prometheus/alerts.yml",
-    } <= in_wheel
+    } <= in_wheel  # fmt: skip
     assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -65,16 +54,14 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
 
 
 def test_the_installed_command_has_no_heavy_imports(installed: Path, tmp_path: Path) -> None:
-    assert "Kafka to one exact Iceberg table" in run(
-        installed / "anabranch", "--help", cwd=tmp_path
-    )
+    shown = run(installed / "anabranch", "--help", cwd=tmp_path)
+    assert "Kafka to one exact Iceberg table" in shown
     result = subprocess.run(
         [installed / "python", "-X", "importtime", "-m", "anabranch.cli", "--help"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    imported = {
-        line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()
-    }
+    lines = result.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
     assert "click" in imported
     assert not imported & {
         "pyspark", "pyiceberg", "pyarrow", "boto3", "kafka", "duckdb", "great_expectations",
@@ -84,11 +71,8 @@ def test_the_installed_command_has_no_heavy_imports(installed: Path, tmp_path: P
 
 def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: Path) -> None:
     run(installed / "anabranch", "init", "mine", cwd=tmp_path)
-    places = {
-        str(file.relative_to(tmp_path / "mine"))
-        for file in (tmp_path / "mine").rglob("*")
-        if file.is_file()
-    }
+    files = [file for file in (tmp_path / "mine").rglob("*") if file.is_file()]
+    places = {str(file.relative_to(tmp_path / "mine")) for file in files}
     assert {
         "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py",
         "dags/anabranch_conf.py", "docker-compose.yml", "README.md", "Dockerfile", ".dockerignore",
@@ -114,9 +98,8 @@ def test_init_writes_a_folder_and_overwrites_nothing(installed: Path, tmp_path: 
 def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     pages = run(installed / "anabranch", "docs", cwd=tmp_path)
     assert "formats" in pages and str(tmp_path) not in pages
-    assert run(
-        installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path
-    ).startswith("# ")
+    page = run(installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path)
+    assert page.startswith("# ")
 
 
 @pytest.mark.timeout(1200)
@@ -130,19 +113,15 @@ def test_the_tutorial_runs_at_the_lowest_versions(built: Path, tmp_path: Path) -
 
 
 def test_the_commands_of_the_new_readme_run_in_order(built: Path, tmp_path: Path) -> None:
-    """As a new user types them, from the wheel alone, with its newest dependencies, and with ports
-    that are free instead of the usual ones."""
+    """As a new user types them, from the wheel alone, its newest dependencies, and free ports."""
     [wheel] = built.glob("*.whl")
     installed = install(wheel, tmp_path / "venv", "[airflow]")
     folder = tmp_path / "mine"
     run(installed / "anabranch", "init", folder)
     [copied] = (folder / "wheels").glob("*.whl")
     assert copied.read_bytes() == wheel.read_bytes()
-    [block] = re.findall(
-        r"## Try it\n\n```sh\n(.*?)```",
-        (folder / "README.md").read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
+    readme = (folder / "README.md").read_text("utf-8")
+    [block] = re.findall(r"## Try it\n\n```sh\n(.*?)```", readme, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
     lines.remove("anabranch page")  # until Ctrl-C, and it needs the extra `page`
     kafka = free_port()

@@ -1,31 +1,18 @@
 """A real Airflow catches up three hours by itself; one is refused, and restated by clearing its
 task. It runs a group's hour by one rebuild, and a day's DAG once the day's hours are accepted."""
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from expectations import entry
-from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
-from world import World, past_hour, spread
+from world import Make, past_hour, spread
 
 from anabranch.offsets.hours import start_of
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
-PATIENCE = 600
-
-
-def wait_for(airflow: Scheduler, condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, (
-            f"expected {what} within {PATIENCE} s, found:\n{airflow.log[-6000:]}"
-        )
-        time.sleep(1)
 
 
 def dags_folder(folder: Path, name: str, text: str) -> Path:
@@ -42,7 +29,7 @@ def level_below(maximum: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(3600)
-def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_path: Path) -> None:
+def test_hours_catch_up_and_a_refused_one_too(world: Make, tmp_path: Path) -> None:
     one, hours = world(partitions=2), [past_hour(3), past_hour(2), past_hour(1)]
     for hour, count in zip(hours, (20, 60, 30), strict=True):
         one.send(spread(hour, count, hour))
@@ -52,28 +39,20 @@ def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_p
     one.expect(level_below(40))
     one.serve()
     dag = f"anabranch_hourly__{one.name}"
-    with (
-        running_postgres() as postgres,
-        running_airflow(tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder)) as airflow,
-    ):
+    with running_airflow(tmp_path / "airflow", ANABRANCH_CONF=str(one.folder)) as airflow:
 
         def ended() -> bool:
             states = airflow.runs(dag)
-            return {before, *hours} <= set(states) and all(
-                states[h] in ("success", "failed") for h in (before, *hours)
-            )
+            return all(states.get(h) in ("success", "failed") for h in (before, *hours))
 
         def revisions() -> list[int]:
             return [one.state.accepted[h].revision for h in hours]
 
-        wait_for(airflow, ended, "three runs to end")
+        airflow.wait_for(ended, "three runs to end")
         # The hour before the stream's first has nothing to do.
         tasks = airflow.tasks(dag, before)
-        assert {t for t, state in tasks.items() if state == "skipped"} == {
-            "seal",
-            "rebuild",
-            "verify",
-        }
+        skipped = {task for task, state in tasks.items() if state == "skipped"}
+        assert skipped == {"seal", "rebuild", "verify"}
         states = airflow.runs(dag)
         assert states[before] == "success"
         assert [states[h] for h in hours] == ["success", "failed", "success"]
@@ -81,48 +60,33 @@ def test_hours_catch_up_and_a_refused_one_too(world: Callable[..., World], tmp_p
             "grace": "success", "seal": "success", "rebuild": "failed", "merge": "success",
             "verify": "upstream_failed",
         }  # fmt: skip
-        assert "quality: expect_column_values_to_be_between(level)" in airflow.task_log(
-            dag, "rebuild"
-        )
+        log = airflow.task_log(dag, "rebuild")
+        assert "quality: expect_column_values_to_be_between(level)" in log
         refused = airflow.xcom(dag, "rebuild", hours[1], "refused")
         assert (refused["hour"], refused["revision"]) == (hours[1], 1)
         assert refused["reason"].startswith("quality: expect_column_values_to_be_between(level)")
-        accepted = [
-            row.hour
-            for row in one.job.ledger.history()
-            if row.decision == "accepted" and row.hour in hours
-        ]
+        rows = [row for row in one.job.ledger.history() if row.decision == "accepted"]
+        accepted = [row.hour for row in rows if row.hour in hours]
         assert accepted == [hours[0], hours[2]]
         assert one.contents() == one.acknowledged()
         # What an operator does: fix the suite, and clear the task.
         one.expect(level_below(100))
         airflow.clear(dag, "rebuild", hours[1])
-        wait_for(
-            airflow,
-            lambda: airflow.runs(dag)[hours[1]] == "success",
-            "the refused hour to be accepted",
-        )
+        airflow.wait_for(lambda: airflow.runs(dag)[hours[1]] == "success", "its acceptance")
         assert one.state.accepted[hours[1]].revision == 1
         # And an hour that is accepted is restated by the same gesture.
         airflow.clear(dag, "rebuild", hours[0])
-        wait_for(
-            airflow,
-            lambda: one.state.accepted[hours[0]].revision == 2,
-            "the first hour to be restated",
-        )
-        wait_for(airflow, lambda: airflow.runs(dag)[hours[0]] == "success", "its run to end")
+        airflow.wait_for(lambda: one.state.accepted[hours[0]].revision == 2, "its restatement")
+        airflow.wait_for(lambda: airflow.runs(dag)[hours[0]] == "success", "its run to end")
         # A backfill restates just its hours, each time to the same rows.
         for again in (2, 3):
             airflow.backfill(dag, hours[1], hours[2])
-            wait_for(airflow, lambda n=again: revisions() == [2, n, n], "two hours to be restated")
-            wait_for(
-                airflow, lambda: set(airflow.runs(dag).values()) == {"success"}, "its runs to end"
-            )
-            wait_for(airflow, lambda: not airflow.is_backfilling(), "the backfill to end")
+            airflow.wait_for(lambda n=again: revisions() == [2, n, n], "two hours to be restated")
+            airflow.wait_for(lambda: {*airflow.runs(dag).values()} == {"success"}, "its runs")
+            airflow.wait_for(lambda: not airflow.is_backfilling(), "the backfill to end")
             assert one.contents() == one.acknowledged()
-        events = [
-            (e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours
-        ]
+        found = [e for e in airflow.events() if e["hour"] in hours]
+        events = [(e["hour"], e["revision"], e["rows"]) for e in found]
     first, second, third = hours
     assert events == [
         (first, 1, 20), (third, 1, 30), (second, 1, 60), (first, 2, 20),
@@ -162,7 +126,7 @@ def counted(airflow: Scheduler) -> list[tuple[str, dict[str, int]]]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_groups_streams_fail_each_alone(world: Callable[..., World], tmp_path: Path) -> None:
+def test_a_groups_streams_fail_each_alone(world: Make, tmp_path: Path) -> None:
     hour, before = past_hour(1), past_hour(2)
     one = world(group="small", airflow={"start": hour})
     refused = world(beside=one, group="small", airflow={"start": hour})
@@ -180,16 +144,9 @@ def test_a_groups_streams_fail_each_alone(world: Callable[..., World], tmp_path:
     dag, asset = "anabranch_hourly_group__small", "anabranch_group_hours__small"
     consumer = _CONSUMER.replace("NAMES", repr([one.name, refused.name]))
     folder = dags_folder(tmp_path / "dags", "consumer.py", consumer)
-    with (
-        running_postgres() as postgres,
-        running_airflow(
-            tmp_path / "airflow",
-            postgres,
-            ANABRANCH_CONF=str(one.folder),
-            AIRFLOW__CORE__DAGS_FOLDER=str(folder),
-        ) as airflow,
-    ):
-        wait_for(airflow, lambda: airflow.runs(dag).get(hour) == "failed", "the group's run to end")
+    own = {"ANABRANCH_CONF": str(one.folder), "AIRFLOW__CORE__DAGS_FOLDER": str(folder)}
+    with running_airflow(tmp_path / "airflow", **own) as airflow:
+        airflow.wait_for(lambda: airflow.runs(dag).get(hour) == "failed", "the group's run to end")
         assert airflow.mapped(dag, "stream", hour) == {
             one.name: "success", refused.name: "failed", later.name: "skipped",
         }  # fmt: skip
@@ -204,14 +161,12 @@ def test_a_groups_streams_fail_each_alone(world: Callable[..., World], tmp_path:
         # What an operator does: fix the suite, and clear the task of this stream alone.
         refused.expect(level_below(100))
         airflow.clear_mapped(dag, "stream", hour, refused.name)
-        wait_for(
-            airflow, lambda: refused.state.is_accepted(hour), "the refused hour to be accepted"
-        )
-        wait_for(
-            airflow,
-            lambda: airflow.mapped(dag, "stream", hour)[refused.name] == "success",
-            "its task to end",
-        )
+        airflow.wait_for(lambda: refused.state.is_accepted(hour), "the refused hour's acceptance")
+
+        def state_of_refused() -> str:
+            return str(airflow.mapped(dag, "stream", hour)[refused.name])
+
+        airflow.wait_for(lambda: state_of_refused() == "success", "its task to end")
         assert one.state.accepted[hour].revision == refused.state.accepted[hour].revision == 1
         assert {e["hour"] for e in airflow.events()} == {hour}
         events = {
@@ -222,25 +177,19 @@ def test_a_groups_streams_fail_each_alone(world: Callable[..., World], tmp_path:
         # The streams' own DAGs run by hand only.
         assert airflow.runs(f"anabranch_hourly__{one.name}") == {}
         # The group is not complete: its third stream has no hour yet, and the hour before waits.
-        wait_for(
-            airflow,
-            lambda: airflow.tasks(dag, hour)["accepted"] == "skipped",
-            "the group's event to be skipped",
-        )
+        airflow.wait_for(lambda: airflow.tasks(dag, hour)["accepted"] == "skipped", "no event")
         assert airflow.partition_events(asset) == []
         later.configure(group="later")
         for stream in (one, refused):
             assert [result.decision for result in stream.batch(before)] == ["accepted"]
         airflow.clear(dag, "accepted", hour)
-        wait_for(airflow, lambda: len(counted(airflow)) == 1, "the consumer to read the hour")
+        airflow.wait_for(lambda: len(counted(airflow)) == 1, "the consumer to read the hour")
         assert airflow.partition_events(asset) == [hour]
         rows = {one.name: 20, refused.name: 20}
         assert counted(airflow) == [(hour, rows)]
         # A restated hour: its event once more.
         airflow.clear_mapped(dag, "stream", hour, one.name)
-        wait_for(
-            airflow, lambda: len(counted(airflow)) == 2, "the consumer to read the restated hour"
-        )
+        airflow.wait_for(lambda: len(counted(airflow)) == 2, "the restated hour to be read")
         assert one.state.accepted[hour].revision == 2
         assert airflow.partition_events(asset) == [hour, hour]
         assert counted(airflow)[-1] == (hour, rows)
@@ -274,9 +223,8 @@ with DAG("daily", schedule=day_schedule("{stream}"), start_date=datetime(2026, 1
 
 
 @pytest.mark.timeout(1800)
-def test_a_days_dag_starts_with_its_last_hour(world: Callable[..., World], tmp_path: Path) -> None:
-    """The DAG's schedule is the product's `day_schedule`; its hours are announced by the product's
-    last task."""
+def test_a_days_dag_starts_with_its_last_hour(world: Make, tmp_path: Path) -> None:
+    """The schedule is the product's `day_schedule`; the product's last task announces hours."""
     one = world()
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     hours = [f"{day}T{hour:02}" for hour in range(24)]
@@ -294,26 +242,18 @@ def test_a_days_dag_starts_with_its_last_hour(world: Callable[..., World], tmp_p
     for name in (*ignored, ".airflowignore"):
         (folder / name).symlink_to(DAGS / name)
     begin = start_of(hours[0])
-    first, last = (
-        f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in (begin, begin + timedelta(hours=23))
-    )
+    ends = (begin, begin + timedelta(hours=23))
+    first, last = (f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in ends)
     (folder / "days.py").write_text(_DAYS.format(stream=one.name, first=first, last=last))
-    with (
-        running_postgres() as postgres,
-        running_airflow(
-            tmp_path / "airflow",
-            postgres,
-            ANABRANCH_CONF=str(one.folder),
-            AIRFLOW__CORE__DAGS_FOLDER=str(folder),
-        ) as airflow,
-    ):
+    own = {"ANABRANCH_CONF": str(one.folder), "AIRFLOW__CORE__DAGS_FOLDER": str(folder)}
+    with running_airflow(tmp_path / "airflow", **own) as airflow:
         partitions = f"anabranch_partitions__{one.name}"
 
         def ended() -> bool:
             states = airflow.runs("verify")
             return set(states) == set(hours) and set(states.values()) <= {"success", "failed"}
 
-        wait_for(airflow, ended, "an hourly run for each hour of the day to end")
+        airflow.wait_for(ended, "an hourly run for each hour of the day to end")
         assert [h for h, state in airflow.runs("verify").items() if state == "failed"] == [hours[7]]
         assert sorted(airflow.partition_events(partitions)) == [h for h in hours if h != hours[7]]
         # 23 of 24: the day's DAG has not started.
@@ -321,19 +261,13 @@ def test_a_days_dag_starts_with_its_last_hour(world: Callable[..., World], tmp_p
         one.expect(level_below(100))
         assert [r.decision for r in one.batch(hours[7])] == ["accepted"]
         airflow.clear("verify", "verify", hours[7])
-        wait_for(
-            airflow, lambda: airflow.partition_runs("daily") == [(day, "success")], "the day's run"
-        )
+        runs = [(day, "success")]
+        airflow.wait_for(lambda: airflow.partition_runs("daily") == runs, "the day's run")
         # A restated hour of a whole day: the day once more.
-        assert [(r.decision, r.revision) for r in one.batch(hours[0], restate=True)] == [
-            ("accepted", 2)
-        ]
+        [again] = one.batch(hours[0], restate=True)
+        assert (again.decision, again.revision) == ("accepted", 2)
         airflow.clear("verify", "verify", hours[0])
-        wait_for(
-            airflow,
-            lambda: airflow.partition_runs("daily") == [(day, "success")] * 2,
-            "the day's second run",
-        )
+        airflow.wait_for(lambda: airflow.partition_runs("daily") == runs * 2, "the second run")
         assert airflow.partition_events(f"anabranch_restated_days__{one.name}") == [day]
         events = [(e["hour"], e["revision"]) for e in airflow.events()]
     assert sorted(events) == sorted([*((h, 1) for h in hours), (hours[0], 2)])

@@ -1,5 +1,4 @@
-"""Secrets stay where they belong: in no log, no command line, no page of Spark's, no event log, no
-file of the lake."""
+"""Secrets are in no log, no command line, no page of Spark's, and no file of the lake."""
 
 import json
 import os
@@ -57,8 +56,7 @@ def assert_none(where: str, content: bytes, secrets: Mapping[str, bytes]) -> Non
 
 
 def pages(port: int) -> dict[str, bytes]:
-    """Return the pages of a running application's Spark UI, including the plans of its newest
-    queries."""
+    """The pages of a running application's Spark UI, with the plans of its newest queries."""
     address = f"http://{HOST}:{port}"
 
     def get(path: str) -> bytes:
@@ -68,9 +66,8 @@ def pages(port: int) -> dict[str, bytes]:
     [application] = json.loads(get("/api/v1/applications"))
     texts = {page: get(page.format(app=application["id"])) for page in _PAGES}
     queries = json.loads(next(text for page, text in texts.items() if "/sql?" in page))
-    return texts | {
-        f"/SQL/execution/?id={q['id']}": get(f"/SQL/execution/?id={q['id']}") for q in queries[-5:]
-    }
+    paths = [f"/SQL/execution/?id={query['id']}" for query in queries[-5:]]
+    return texts | {path: get(path) for path in paths}
 
 
 def watched(command: Command, seen: set[str]) -> bool:
@@ -103,9 +100,8 @@ def test_no_secret_is_shown_logged_or_stored(
         }
     }  # fmt: skip
     with running_secure_broker(tmp_path / "broker") as broker:
-        one = World(
-            tmp_path / "conf", settings | {"kafka": {"bootstrap_servers": broker.plain}}, None
-        )  # type: ignore[arg-type]
+        kafka = {"bootstrap_servers": broker.plain}
+        one = World(tmp_path / "conf", settings | {"kafka": kafka}, None)  # type: ignore[arg-type]
         one.topic()
         one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")
@@ -113,21 +109,15 @@ def test_no_secret_is_shown_logged_or_stored(
         one.apply()
         lines: set[str] = set()
         with started(one, "speed", one.name, ANABRANCH_LOG="json") as speed:
-            speed.until(
-                lambda: watched(speed, lines) or one.published == 20, "all of it to be published"
-            )
+            speed.until(lambda: watched(speed, lines) or one.published == 20, "all of it")
             # The hazard: the pages show the session's settings, and the plans of its queries.
             shown = pages(ui)
             assert b"spark.sql.catalog.lake.jdbc.password" in shown["/environment/"]
-            assert any(
-                b"kafka" in text.lower() for page, text in shown.items() if "execution" in page
-            )
+            plans = [text for page, text in shown.items() if "execution" in page]
+            assert any(b"kafka" in text.lower() for text in plans)
             assert speed.terminate() == 0
         with started(one, "batch", one.name) as batch:
-            batch.until(
-                lambda: watched(batch, lines) or one.state.is_accepted(hour),
-                "the hour to be accepted",
-            )
+            batch.until(lambda: watched(batch, lines) or one.state.is_accepted(hour), "the hour")
             assert batch.wait() == 0
         logs = {"speed": speed.log, "batch": batch.log}
         for question in (["status"], ["hours"], ["explain", hour], ["audit"]):
@@ -149,9 +139,8 @@ def test_no_secret_is_shown_logged_or_stored(
     for file in files:
         assert_none(str(file), file.read_bytes(), secrets)
     s3 = boto3.client("s3", endpoint_url=environment["s3"]["endpoint"], region_name="us-east-1")
-    listed = s3.get_paginator("list_objects_v2").paginate(
-        Bucket="tests", Prefix=f"warehouse/{one.name}"
-    )
+    pages_of = s3.get_paginator("list_objects_v2").paginate
+    listed = pages_of(Bucket="tests", Prefix=f"warehouse/{one.name}")
     objects = [entry["Key"] for page in listed for entry in page.get("Contents", [])]
     assert any(key.endswith(".metadata.json") for key in objects)
     assert any(key.endswith(".parquet") for key in objects)

@@ -1,5 +1,4 @@
-"""Both jobs on a Spark cluster with a PostgreSQL catalog, by their command lines; and a worker of
-it that is lost."""
+"""Both jobs on a Spark cluster with a PostgreSQL catalog; and a worker that is lost."""
 
 import copy
 import json
@@ -22,7 +21,7 @@ from run_books import printed, words
 from running import PUBLISHED, TRIED_AGAIN, publishes
 from spark_ui import SparkUi
 from waiting import wait_for
-from world import World, closed_at_the_end, past_hour, spread
+from world import Make, World, closed_at_the_end, past_hour, spread
 from writers import BY_PYARROW, writers
 
 from anabranch.cli import main
@@ -79,20 +78,15 @@ def cluster(standalone: SparkCluster) -> SparkCluster:
     return standalone
 
 
-Make = Callable[..., World]
-
-
 @pytest.fixture
 def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres) -> Iterator[Make]:
-    """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands
-    name another."""
+    """Makes streams on PostgreSQL. Their configured master is this machine: commands differ."""
     with closed_at_the_end() as made:
 
         def make(conf: dict[str, str], **stream: Any) -> World:
             own = copy.deepcopy(environment)
-            own["catalog"]["uri"] = (
-                f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
-            )
+            server = f"127.0.0.1:{postgres.port}"
+            own["catalog"]["uri"] = f"postgresql+psycopg2://lake:{PASSWORD}@{server}/catalog"
             own["spark"]["conf"] |= conf
             one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
             made.append(one)
@@ -104,9 +98,8 @@ def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres)
 
 def set_conf(one: World, conf: dict[str, str]) -> None:
     """Change `spark.conf` for the commands that start from now on."""
-    one.set_environment(
-        spark=one.environment_file["spark"] | {"conf": one.environment_file["spark"]["conf"] | conf}
-    )
+    spark = one.environment_file["spark"]
+    one.set_environment(spark=spark | {"conf": spark["conf"] | conf})
 
 
 def successes(ui: SparkUi) -> set[str]:
@@ -115,8 +108,7 @@ def successes(ui: SparkUi) -> set[str]:
 
 
 def assert_exact(one: World, speed_log: str, batches: int) -> None:
-    """Every acknowledged record once in `main`, and as many publishes of each layer as there should
-    be."""
+    """Every acknowledged record once in `main`, and as many publishes as there should be."""
     assert one.contents() == one.acknowledged()
     assert len(publishes(one)) == len(PUBLISHED.findall(speed_log)) > 0
     assert len(publishes(one, "batch")) == batches
@@ -146,9 +138,8 @@ def test_both_jobs_run_their_tasks_on_both_workers(
     assert {app["name"] for app in cluster.view()["completedapps"]} >= {
         f"anabranch speed {one.name}", f"anabranch batch {one.name}",
     }  # fmt: skip
-    assert postgres.execute(
-        f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'"
-    ) == [(3,)]
+    of_stream = f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'"
+    assert postgres.execute(of_stream) == [(3,)]
 
 
 @LONG
@@ -230,9 +221,8 @@ def test_streaming_and_rebuilding_jobs_share(on_postgres: Make, cluster: SparkCl
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         speed.until(lambda: one.published == 400, "the past hour to be published")
         secrets = [PASSWORD, one.job.environment.s3.secret_key.get_secret_value()]  # type: ignore[union-attr]
-        seen = [
-            line for host in HOSTS for process in cluster.executors(host) for line in shown(process)
-        ]
+        processes = [process for host in HOSTS for process in cluster.executors(host)]
+        seen = [line for process in processes for line in shown(process)]
         assert any("CoarseGrainedExecutorBackend" in line for line in seen)
         assert not [line for line in seen if any(secret in line for secret in secrets)]
         with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
@@ -262,9 +252,8 @@ def kill_in_a_task(
 ) -> None:
     """Kill a worker with its executor while a task runs on it."""
 
-    command.until(
-        lambda: pause_in_a_task(cluster, host, ui, when), f"a task to run on {host}", PATIENT
-    )
+    what = f"a task to run on {host}"
+    command.until(lambda: pause_in_a_task(cluster, host, ui, when), what, PATIENT)
     cluster.kill_worker(host)
 
 
@@ -288,9 +277,8 @@ def assert_lost_in_a_task(ui: SparkUi, host: str) -> None:
     assert (host, LOST) in ends, ends
     after = ends[ends.index((host, LOST)) :]
     assert {h for h, reason in after if reason == "Success"} == set(HOSTS) - {host}
-    assert any(
-        "worker" in reason.lower() or "lost" in reason.lower() for reason in ui.lost_executors()
-    )
+    reasons = [reason.lower() for reason in ui.lost_executors()]
+    assert any("worker" in reason or "lost" in reason for reason in reasons)
 
 
 @LONG
@@ -305,14 +293,12 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
     one.send(spread(hour, 60_000, "e"))
     set_conf(one, ui.settings)
     with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
-        # The probe of the executors is over.
-        kill_in_a_task(
-            cluster,
-            host,
-            ui,
-            batch,
-            lambda: PROBED in batch.log and (ui.finished_stages() > 0) is staged,
-        )
+
+        def is_due() -> bool:
+            """The probe of the executors is over."""
+            return PROBED in batch.log and (ui.finished_stages() > 0) is staged
+
+        kill_in_a_task(cluster, host, ui, batch, is_due)
         assert batch.wait() == 0, batch.log[-4000:]
     assert_lost_in_a_task(ui, host)
     # Files of ended tasks are complete, so only Spark tries again: the lost tasks.
@@ -396,14 +382,11 @@ def test_a_speculative_attempt_beside_a_slow_one_publishes_each_record_once(
             PATIENT,
         )
         at = one.published
-        speed.until(
-            lambda: one.published > at, "another attempt of the task to be published", PATIENT
-        )
+        speed.until(lambda: one.published > at, "another attempt to be published", PATIENT)
         cluster.resume_executors(host)
         speed.until(lambda: one.published == 200_000, "the rest to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
-    assert "TaskKilled" in {reason for _, reason in ui.tasks()}, (
-        "the hazard: one of two attempts was ended"
-    )
+    ends = {reason for _, reason in ui.tasks()}
+    assert "TaskKilled" in ends, "the hazard: one of two attempts was ended"
     assert set(writers(one)) == {BY_PYARROW}
     assert_exact(one, speed.log, batches=0)

@@ -1,8 +1,6 @@
-"""A stream's whole life on keys that the catalog vends, without any other key of S3 in a process.
-Keys and bearer tokens expire many times meanwhile.
+"""A stream's whole life on keys that the catalog vends, and no other key of S3 in a process.
 
-Uses a real Kafka, Spark, S3 and the server of Iceberg's REST compatibility kit, both behind a proxy
-that vends, requires and expires keys (`tests/support/vending.py`).
+Keys and bearer tokens expire many times meanwhile (`tests/support/vending.py`).
 """
 
 import pickle
@@ -14,19 +12,14 @@ from typing import Any
 
 import pytest
 from commands import call, paused_at, run, shown, started
-from rest_catalog import running_rest_catalog
-from s3_proxy import running_s3_proxy
 from vending import Vending, running_vending
 from waiting import wait_for
 from world import World, past_hour, spread
 
 from anabranch.common.fail_points import Step
-from anabranch.config import S3
-from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
 from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.parquet_writer import FileWriter, target_of
-from anabranch.iceberg.s3 import ObjectStore
 
 KEYS, BEARERS = 45.0, 30.0
 BUCKET = "lake"
@@ -35,21 +28,12 @@ PATIENT = 300.0
 
 @pytest.fixture
 def vending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vending]:
-    with running_s3_proxy(tmp_path) as port:
-        keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
-        ObjectStore(S3.model_validate({"endpoint": f"http://{HOST}:{port}", **keys})).ensure_bucket(
-            BUCKET
-        )
-        warehouse, s3 = f"s3://{BUCKET}/warehouse", f"http://{HOST}:{port}"
-        with (
-            running_rest_catalog(tmp_path, warehouse, s3) as rest,
-            running_vending(rest.url, port, KEYS, BEARERS) as vending,
-        ):
-            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-                monkeypatch.delenv(name, raising=False)
-            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-            yield vending
+    with running_vending(tmp_path, KEYS, BEARERS) as vending:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield vending
 
 
 @pytest.fixture

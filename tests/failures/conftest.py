@@ -1,11 +1,10 @@
-"""Faulty neighbours: proxies that delay, cut and throttle, an S3 front that fails at random, a
-PostgreSQL server."""
+"""Faulty neighbours: proxies, an S3 front that fails at random, a PostgreSQL server."""
 
 from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from postgres import Postgres
     from pyspark.sql import SparkSession
     from toxiproxy import Proxy, Toxiproxy
-    from world import World
+    from world import Make, World
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +62,7 @@ def proxied_s3(toxiproxy: Toxiproxy, environment: dict[str, Any]) -> Iterator[Pr
 
 @pytest.fixture
 def flaky_s3(environment: dict[str, Any]) -> Iterator[FlakyS3]:
-    """The S3 server behind a front that fails at random, once it is given faults; always the same
-    ones."""
+    """The S3 server behind a front that, given faults, fails at random: always the same."""
     from flaky_s3 import running_flaky_s3
 
     with running_flaky_s3(_s3_port(environment), seed=7) as front:
@@ -81,10 +79,9 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def behind(
-    world: Callable[..., World], tmp_path: Path, environment: dict[str, Any], spark: SparkSession
-) -> Iterator[Callable[..., World]]:
-    """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in
-    the one session."""
+    world: Make, tmp_path: Path, environment: dict[str, Any], spark: SparkSession
+) -> Iterator[Make]:
+    """Makes streams with tables whose Kafka, S3 or catalog has another address."""
     from world import World, add_catalog, closed_at_the_end
 
     def make(
@@ -100,6 +97,7 @@ def behind(
         one = World(tmp_path / name, own, spark, **stream)
         add_catalog(spark, one.job.environment)
         made.append(one)
+        one.create()
         return one
 
     with closed_at_the_end() as made:
@@ -118,10 +116,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 @pytest.fixture
 def on_cluster(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster
-) -> Iterator[Callable[..., World]]:
-    """Makes a stream on the three brokers, with a topic of `configs` that is on the nodes
-    `replicas`; its user has the rights that docs/reference/requirements.md names. `kafka` adds
-    keys to the section of that name."""
+) -> Iterator[Make]:
+    """Makes a stream on the three brokers, with a topic of `configs` on the nodes `replicas`, whose
+    user has the documented rights. `kafka` adds keys to the section of that name."""
     from waiting import wait_for
     from world import World
 

@@ -1,5 +1,4 @@
-"""A consumer of the changes, killed twenty times while hours are accepted, refused, restated and
-adopted."""
+"""A consumer of the changes, killed twenty times while hours change hands in every way."""
 
 import random
 import sqlite3
@@ -11,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from page_consumer import consumed, consumer
+from expectations import entry
+from page_consumer import complete, consumed, consumer
 from waiting import wait_for
-from world import World, event, past_hour, spread
+from world import Make, World, event, past_hour, spread
 
 from anabranch.protocol import acts, topic_change
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.topic_change import StartChoice
 
 KILLS = 20
@@ -31,8 +30,7 @@ BEGIN INSERT INTO seen VALUES (new.token, new.hour, new.revision); END;
 
 @contextmanager
 def killed_again_and_again(one: World, own: Path) -> Iterator[Callable[[], int]]:
-    """The consumer beside what happens in the `with`: started, killed wherever it is, started
-    again; gives how often it was killed so far."""
+    """A consumer beside the `with`: started, killed wherever it is, started again; how often."""
     dice, stop, kills, failed = random.Random(SEED), threading.Event(), 0, list[BaseException]()
 
     def go() -> None:
@@ -60,15 +58,10 @@ def killed_again_and_again(one: World, own: Path) -> Iterator[Callable[[], int]]
 
 
 @pytest.mark.timeout(900)
-def test_a_consumer_killed_20_times_is_exact(world: Callable[..., World], tmp_path: Path) -> None:
+def test_a_consumer_killed_20_times_is_exact(world: Make, tmp_path: Path) -> None:
     one, own = world(), tmp_path / "own.db"
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 500},
-            "severity": "critical",
-        }
-    )
+    level = entry("expect_column_values_to_be_between", column="level", max_value=500)
+    one.expect(level | {"severity": "critical"})
     with closing(sqlite3.connect(own)) as connection:
         connection.executescript(_LOG)
     dice, hours = random.Random(SEED), [past_hour(ago) for ago in (5, 4, 3, 2, 1)]
@@ -81,15 +74,8 @@ def test_a_consumer_killed_20_times_is_exact(world: Callable[..., World], tmp_pa
             one.send([(0, at, event("too-high", at, level=9_999))])
     one.serve()
 
-    def complete() -> list[tuple[int, int, str]]:
-        accepted = one.state.accepted
-        rows = [r for r in one.rows() if r["ingest_hour"] in accepted]
-        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
-
     def serve(hour: str) -> None:
-        acts.serve_hour(
-            Publisher(one.lake, one.job.stream), hour, dice.choice(["speed", "auto"]), "a test"
-        )
+        acts.serve_hour(one.publisher, hour, dice.choice(["speed", "auto"]), "a test")
 
     with killed_again_and_again(one, own) as killed:
         decided = {r.hour: r.decision for r in one.batch()}
@@ -97,30 +83,25 @@ def test_a_consumer_killed_20_times_is_exact(world: Callable[..., World], tmp_pa
         for hour in (hours[0], hours[4], hours[0]):
             assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
             serve(hours[1])
-        assert [r.decision for r in one.batch(refused, accept=True, why="it is right")] == [
-            "accepted"
-        ]
+        [accepted] = one.batch(refused, accept=True, why="it is right")
+        assert accepted.decision == "accepted"
         one.delete_topic()
         one.topic(3)
         now = datetime.now(UTC)
         one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
         begin = StartChoice("earliest")
-        assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka, begin) is not None
+        assert topic_change.adopt(one.publisher, one.kafka, begin) is not None
         one.speed()
         deadline = time.monotonic() + 300
         while killed() < KILLS:
-            assert time.monotonic() < deadline, (
-                f"expected {KILLS} kills within five minutes, found {killed()}"
-            )
+            assert time.monotonic() < deadline, f"expected {KILLS} kills, found {killed()}"
             serve(dice.choice(hours))
             time.sleep(0.5)
     state = one.state
     served = [(h, a.revision, state.served_by(h)) for h, a in sorted(state.accepted.items())]
     # Both: the last change may give an hour to the other layer, with the same rows.
     with consumer(one, own):
-        wait_for(
-            lambda: consumed(own) == (served, complete()), "the consumer to have the table's hours"
-        )
+        wait_for(lambda: consumed(own) == (served, complete(one)), "the consumer to have all hours")
     assert len(state.accepted) == len(hours)
     with closing(sqlite3.connect(own)) as connection:
         seen = connection.execute("SELECT hour, revision FROM seen ORDER BY rowid").fetchall()

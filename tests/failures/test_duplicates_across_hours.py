@@ -1,23 +1,17 @@
 """Each event once in `main`, in whatever order hours are accepted and restated."""
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 from expectations import entry
+from running import speed_running
 from waiting import wait_for
-from world import World, event, hours_of_now, past_hour
+from world import Make, World, event, hours_of_now, past_hour
 
-from anabranch.common.output import plain
 from anabranch.offsets.hours import start_of
-from anabranch.operations.reports import status as views
 from batch_layer import stream_run
-from speed_layer.job import SpeedJob
 
-Make = Callable[..., World]
 A, B, C = (past_hour(ago) for ago in (3, 2, 1))
 hours_of_each_test = hours_of_now(globals(), A=3, B=2, C=1)
 
@@ -37,18 +31,16 @@ def where(one: World) -> dict[str, str]:
 
 
 def revisions(one: World) -> dict[str, int]:
-    return {h["hour"]: h["revision"] for h in plain(views.hours(one.job)) if h["hour"] in (A, B, C)}
+    return {h["hour"]: h["revision"] for h in one.hours() if h["hour"] in (A, B, C)}
 
 
 @pytest.fixture
-def stream(world: Make) -> World:
-    one = world(batch={"grace": "0 seconds", "lookback_hours": 2}, partitions=1)
-    return one
+def one(world: Make) -> World:
+    return world(batch={"grace": "0 seconds", "lookback_hours": 2}, partitions=1)
 
 
 @pytest.mark.parametrize("order", ["ABC", "CBA", "BCA", "CAB"])
-def test_an_event_is_once_in_its_first_accepted_hour(stream: World, order: str) -> None:
-    one = stream
+def test_an_event_is_once_in_its_first_accepted_hour(one: World, order: str) -> None:
     send(one, A, "a", "abc", "ab")
     send(one, B, "b", "ab", "abc", "bc")
     send(one, C, "c", "bc", "abc")
@@ -58,12 +50,9 @@ def test_an_event_is_once_in_its_first_accepted_hour(stream: World, order: str) 
         assert result.decision == "accepted"
         where(one)
     assert where(one) == {"a": A, "ab": A, "abc": A, "b": B, "bc": B, "c": C}
-    counts = {h["hour"]: h["counts"] for h in plain(views.hours(one.job))}
-    assert [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)] == [
-        (3, 0),
-        (2, 2),
-        (1, 2),
-    ]
+    counts = {h["hour"]: h["counts"] for h in one.hours()}
+    found = [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)]
+    assert found == [(3, 0), (2, 2), (1, 2)]
     # The hazard: out of order, an hour that was accepted already had to give events back, and says
     # so.
     if order != "ABC":
@@ -74,8 +63,7 @@ def test_an_event_is_once_in_its_first_accepted_hour(stream: World, order: str) 
         assert revisions(one) == {A: 1, B: 1, C: 1}
 
 
-def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(stream: World) -> None:
-    one = stream
+def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(one: World) -> None:
     old = past_hour(9)
     send(one, A, "a")
     # The same event twice; in the first hour with a time that tighter bounds will not let pass.
@@ -97,8 +85,7 @@ def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(stream
     assert one.dead() == []
 
 
-def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(stream: World) -> None:
-    one = stream
+def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(one: World) -> None:
     for hour, names in ((A, ("a", "x")), (B, ("b", "x")), (C, ("c", "x"))):
         send(one, hour, *names)
     one.apply()
@@ -108,8 +95,7 @@ def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(str
     assert where(one) == {"a": A, "x": A, "b": B, "c": C}
 
 
-def test_a_restatement_whose_next_hour_fails_is_refused(stream: World) -> None:
-    one = stream
+def test_a_restatement_whose_next_hour_fails_is_refused(one: World) -> None:
     send(one, B, "twice", event_hour=past_hour(9))
     send(one, C, "twice", "c")
     one.apply()
@@ -136,27 +122,11 @@ def refuse_first_hour(one: World, count: int = 3) -> None:
 
 
 def twice(one: World) -> list[str]:
-    return [
-        name for name, count in Counter(row["event_id"] for row in one.rows()).items() if count > 1
-    ]
-
-
-@contextmanager
-def running_speed_job(one: World) -> Iterator[None]:
-    job = SpeedJob(one.job, one.spark, available_now=False)
-    thread = threading.Thread(target=job.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        job.stop()
-        thread.join(120)
-        assert not thread.is_alive()
+    return [name for name, count in Counter(one.ids()).items() if count > 1]
 
 
 def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is
-    rebuilt for ever."""
+    """The hazard: micro-batches change what duplicates are dropped against, for ever."""
     monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=1))
     one = world(
         batch={"grace": "0 seconds", "lookback_hours": 1},
@@ -164,7 +134,7 @@ def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.M
         partitions=1,
     )
     refuse_first_hour(one, count=300)
-    with running_speed_job(one):
+    with speed_running(one):
         wait_for(lambda: one.published > 0, "the first micro-batch")
         results = one.batch(A), one.batch(B)
         assert [r.decision for (r,) in results] == ["refused", "accepted"]
@@ -186,24 +156,18 @@ def test_a_look_back_to_be_read_decides_again(world: Make, monkeypatch: pytest.M
 def test_a_speed_layer_that_is_down_delays_no_hour(world: Make) -> None:
     one = world(partitions=1)
     refuse_first_hour(one)
-    assert [(r.hour, r.decision) for r in one.batch()] == [
-        (A, "refused"),
-        (B, "accepted"),
-        (C, "accepted"),
-    ]
+    decided = [(r.hour, r.decision) for r in one.batch()]
+    assert decided == [(A, "refused"), (B, "accepted"), (C, "accepted")]
     assert where(one) == {"x": B, "b": B}
     one.speed()
     assert twice(one) == ["x"], "the hazard did not happen"
-    assert [(r.hour, r.decision, r.revision) for r in one.batch()] == [
-        (A, "refused", 1),
-        (B, "accepted", 2),
-    ]
+    decided_again = [(r.hour, r.decision, r.revision) for r in one.batch()]
+    assert decided_again == [(A, "refused", 1), (B, "accepted", 2)]
     assert where(one) == {"x": A, "a1": A, "a2": A, "b": B}
 
 
 def test_an_hour_accepted_after_speed_has_the_next_decided_again(world: Make) -> None:
-    """The hazard: `main` serves the same events of it before and after, so nothing seems to have
-    changed."""
+    """The hazard: `main` serves the same events before and after, so nothing seems to change."""
     one = world(partitions=1)
     refuse_first_hour(one)
     one.batch()

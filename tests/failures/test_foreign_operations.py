@@ -1,6 +1,5 @@
-"""Every operation that other programs run on Iceberg tables, by real Spark procedures and
-PyIceberg, on a stream that stands still and on one that moves: afterwards both layers and the audit
-go on, exact.
+"""Every operation that other programs run on Iceberg tables, by Spark and PyIceberg, on a stream that
+stands still and on one that moves: afterwards both layers and the audit go on, exact.
 
 All files are days old when orphan removal runs, as on a stream that stood still over a weekend.
 """
@@ -18,21 +17,18 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JJavaError
 from run_books import printed
-from world import World, event, past_hour, spread
+from world import Make, World, event, past_hour, spread
 
 from anabranch.iceberg.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
 from anabranch.operations.audit import audit
 from anabranch.protocol.acts import serve_hour
-from anabranch.protocol.publisher import Publisher
 
-Make = Callable[..., World]
 Operation = Callable[["Stream"], None]
 DAYS = 3 * 86_400
 
 
 class Stream:
-    """A stream with accepted, overridden and running hours, and what a platform does to its
-    tables."""
+    """A stream with accepted, overridden and running hours, and what a platform does to it."""
 
     def __init__(self, one: World, base: Path, seed: int) -> None:
         self.one, self._base, self.dice = one, base, random.Random(seed)
@@ -41,15 +37,11 @@ class Stream:
         one.topic()
         self.accepted, self.overridden, last = (past_hour(ago) for ago in (3, 2, 1))
         for hour in (self.accepted, self.overridden, last):
-            one.send(
-                [
-                    *spread(hour, 20, hour),
-                    (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode()),
-                ]
-            )
+            broken = (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode())
+            one.send([*spread(hour, 20, hour), broken])
         one.serve()
         assert {r.decision for r in one.batch()} == {"accepted"}
-        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, "speed", "a test")
+        serve_hour(one.publisher, self.overridden, "speed", "a test")
         self.arrive("first")
 
     def arrive(self, prefix: str) -> None:
@@ -62,20 +54,18 @@ class Stream:
     def check(self) -> None:
         """Exact, with what was said by operators."""
         good = [r for r in self.one.sent if not (r.value or b"").startswith(b"{broken")]
-        expected = sorted(
-            (r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in good
-        )
-        assert self.one.contents() == expected
-        dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in self.one.dead())
+        names = [json.loads(r.value or b"")["event_id"] for r in good]
+        places = zip(good, names, strict=True)
+        assert self.one.contents() == sorted((r.partition, r.offset, name) for r, name in places)
+        dead = self.one.dead_offsets()
         assert dead == sorted((r.partition, r.offset) for r in self.one.sent if r not in good)
         assert self.one.state.served_by(self.accepted) == "batch"
 
     def finish(self) -> None:
-        """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit
-        closes."""
+        """Restatement, another micro-batch, an override lifted; and the audit closes."""
         one, hour = self.one, self.accepted
         assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
-        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, "auto", "a test")
+        serve_hour(one.publisher, self.overridden, "auto", "a test")
         self.arrive("last")
         self.check()
         report = audit(one.job, None, with_kafka=True)
@@ -88,8 +78,7 @@ class Stream:
         return [stream.table, stream.dead_letters_table, stream.hours_table]
 
     def age(self) -> None:
-        """Make files days old: all of them, or, while the stream moves, those that no attempt is
-        still writing."""
+        """Make files days old: all, or those that no attempt is still writing."""
         then, written = time.time() - DAYS, time.time() - (60 if self.moves else 0)
         for path in self._base.glob(f"services*/**/warehouse/{self.one.name}/**/*"):
             with contextlib.suppress(FileNotFoundError):
@@ -145,13 +134,9 @@ def expire_snapshots(s: Stream) -> None:
 
 def remove_orphans_of_a_day(s: Stream) -> None:
     s.age()
+    day = timestamp(timedelta(hours=24, minutes=1))
     for table in s.tables:
-        s.call(
-            table,
-            "remove_orphan_files",
-            timestamp(timedelta(hours=24, minutes=1)),
-            "prefix_listing => true",
-        )
+        s.call(table, "remove_orphan_files", day, "prefix_listing => true")
 
 
 def remove_orphans_of_an_hour(s: Stream) -> None:
@@ -200,12 +185,13 @@ def alter_properties(s: Stream) -> None:
     s.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('read.split.target-size')")
     s.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')")
     namespace, table = s.tables[0].split(".")
-    end = printed(
-        "ALTER TABLE lake.NAMESPACE.NAME UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')",
-        NAMESPACE=namespace,
-        NAME=table,
+    of = {"NAMESPACE": namespace, "NAME": table}
+    s.sql(
+        printed(
+            "ALTER TABLE lake.NAMESPACE.NAME UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')",
+            **of,
+        )
     )
-    s.sql(end)
 
 
 OPERATIONS: list[Operation] = [
@@ -293,9 +279,8 @@ def test_operations_at_random_on_a_stream_that_moves(
         stop.set()
         thread.join(120)
     assert not failed, failed
-    assert heads(stream.one.lake.load(stream.tables[0]))["speed"] != before["speed"], (
-        "the hazard did not happen"
-    )
+    after = heads(stream.one.lake.load(stream.tables[0]))
+    assert after["speed"] != before["speed"], "the hazard did not happen"
     stream.finish()
 
 
@@ -304,7 +289,5 @@ def test_the_newest_tag_is_read(world: Make, tmp_path_factory: pytest.TempPathFa
     stream = Stream(world(), tmp_path_factory.getbasetemp(), 0)
     stream.call(stream.tables[0], "rewrite_data_files", "options => map('rewrite-all', 'true')")
     name = f"{stream.one.job.environment.catalog.name}.{stream.tables[0]}"
-    rows = stream.one.spark.sql(
-        f"SELECT event_id FROM {name} VERSION AS OF '{PUBLISHED}main'"
-    ).count()
-    assert rows == len(stream.one.contents())
+    newest = f"SELECT event_id FROM {name} VERSION AS OF '{PUBLISHED}main'"
+    assert stream.one.spark.sql(newest).count() == len(stream.one.contents())

@@ -1,11 +1,10 @@
 """`anabranch health` of the real job: idle, hung, killed again and again."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from commands import started
-from world import World
+from world import Make
 
 from anabranch.common.health import find_fault, is_running, read_record
 
@@ -14,9 +13,8 @@ def fault(file: Path, within: float | None = None, liveness: bool = False) -> st
     return find_fault(read_record(file), is_running(file), time.time(), within, liveness)
 
 
-def test_an_idle_job_is_healthy_a_hung_is_not(world: Callable[..., World], tmp_path: Path) -> None:
-    one, file = world(speed={"trigger": "1 second"}), tmp_path / "speed.health"
-    one.create()
+def test_an_idle_job_is_healthy_a_hung_is_not(world: Make, tmp_path: Path) -> None:
+    one, file = world(speed={"trigger": "1 second"}, create=2), tmp_path / "speed.health"
 
     def found(words: str, **options: float) -> bool:
         return words in str(fault(file, **options))

@@ -1,10 +1,8 @@
-"""Three brokers with three replicas and ACLs under both layers: they move leaders, restart and die,
-refuse producers, throttle and lead readers to followers, wait for a leader that has all records,
-and cost no row."""
+"""Three brokers with three replicas and ACLs move leaders, restart and die, refuse producers, throttle,
+lead readers to followers, and wait for a leader that has all records: no row is lost."""
 
 import re
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +13,7 @@ from kafka import KafkaConsumer
 from kafka_cluster import KafkaCluster, rack
 from running import lines, speed_running
 from waiting import wait_for
-from world import World, past_hour
+from world import Make, World, past_hour
 
 from anabranch.common.errors import Transient
 from anabranch.kafka.security import kafka_python_settings
@@ -27,13 +25,10 @@ NO_LEADER = re.compile("it has no leader: no replica that has all records is the
 
 LOST_END = "Kafka lost published records: {'0': [100, 150]}"
 
-Make = Callable[..., World]
-
 
 @pytest.mark.timeout(1500)
 def test_brokers_that_move_or_die_cost_no_row(on_cluster: Make, cluster: KafkaCluster) -> None:
-    """Rolling restarts, kills of leaders, and a broker lost for good; the batch layer rebuilds
-    hours meanwhile."""
+    """Rolling restarts, killed leaders, a broker lost for good; hours are rebuilt meanwhile."""
     # A micro-batch may take half a minute on a busy machine, and must not fall behind the feed.
     one = on_cluster(speed={"trigger": "1 second", "max_offsets_per_trigger": 20_000})
     before, past = past_hour(BEFORE), past_hour(PAST)
@@ -67,19 +62,17 @@ def test_brokers_that_move_or_die_cost_no_row(on_cluster: Make, cluster: KafkaCl
             assert batch.wait(900) == 0, batch.log[-4000:]
         seen.append(cluster.leaders(one.name))
         progress(one, feed, speed)
-    assert len({tuple(leaders) for leaders in seen}) >= 4, (
-        f"the hazard did not happen: leaders stayed {seen}"
-    )
+    found = {tuple(leaders) for leaders in seen}
+    assert len(found) >= 4, f"the hazard did not happen: leaders stayed {seen}"
     run(one, "speed", one.name, "--available-now")
     assert_exact(one, feed)
     run(one, "audit", one.name)
 
 
 def test_too_few_replicas_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -> None:
-    """With `min.insync.replicas` not met, nothing is acknowledged by all; what the leader alone
-    acknowledged comes once the replicas are back. Other records are read, and their hours are
-    accepted, meanwhile; of a leader that was elected then, nothing can be read, and the error says
-    for what it waits."""
+    """Without `min.insync.replicas` nothing is acknowledged by all; what the leader alone
+    acknowledged comes with the replicas. Other hours are accepted meanwhile; of a leader that was
+    elected then nothing can be read, and the error says for what it waits."""
     one = on_cluster(configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))
     other = on_cluster(1, configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))
     of_other = Feed(cluster, other.name, partitions=1, acks="1")
@@ -101,9 +94,8 @@ def test_too_few_replicas_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -
         cluster.lead_by(other.name, 2, 1, 3)
         topic = other.kafka.describe(other.name)
         assert topic is not None
-        with pytest.raises(
-            Transient, match=r"too few of its replicas are in sync.*min\.insync\.replicas"
-        ):
+        too_few = r"too few of its replicas are in sync.*min\.insync\.replicas"
+        with pytest.raises(Transient, match=too_few):
             other.kafka.stable_ends(topic)
         leader_alone.send(50, "leader", middle_of(PAST))
         progress(one, feed, speed)
@@ -121,36 +113,25 @@ def test_too_few_replicas_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -
 
 
 def groups(cluster: KafkaCluster, topic: str) -> list[tuple[str, str]]:
-    """The consumer groups that may be of a stream, with their states: its own, and those that Spark
-    may name."""
-    admin = cluster.admin()
-    found = [(g["group_id"], str(g["group_state"]).upper()) for g in admin.list_groups()]
-    admin.close()
+    """The consumer groups that may be of a stream, those that Spark names too; their states."""
+    with cluster.admin() as admin:
+        found = [(g["group_id"], str(g["group_state"]).upper()) for g in admin.list_groups()]
     return [(name, state) for name, state in found if topic in name or "spark" in name]
 
 
 def refusal(cluster: KafkaCluster, topic: str) -> int | None:
-    """The code with which brokers refuse a record that all replicas are to acknowledge; None when
-    they take it."""
-    settings = {
-        "bootstrap.servers": cluster.super_servers,
-        "acks": "all",
-        "retries": 0,
-        "message.timeout.ms": 20_000,
-    }
+    """The code with which brokers refuse a record for all replicas; None when they take it."""
+    settings = {"acks": "all", "retries": 0, "message.timeout.ms": 20_000}
     refused: list[KafkaError | None] = []
-    producer = Producer(settings)
-    producer.produce(
-        topic, b"refused", partition=0, on_delivery=lambda error, _: refused.append(error)
-    )
+    producer = Producer({"bootstrap.servers": cluster.super_servers, **settings})
+    producer.produce(topic, b"refused", partition=0, on_delivery=lambda e, _: refused.append(e))
     assert producer.flush(30) == 0
     [error] = refused
     return None if error is None else error.code()
 
 
 def test_a_throttled_reader_waits_and_is_exact(on_cluster: Make, cluster: KafkaCluster) -> None:
-    """A quota of a twentieth of what is to be read: the brokers answer up to ten seconds late,
-    which is no time-out."""
+    """A quota of a twentieth of what is to be read: answers ten seconds late, no time-out."""
     one = on_cluster(replicas=(1, 2, 3))
     feed = Feed(cluster, one.name, size=1000)
     feed.send(400, "past", middle_of(PAST))
@@ -185,8 +166,7 @@ def throttled_seconds(one: World) -> float:
 
 
 def test_records_are_read_from_the_rack(on_cluster: Make, cluster: KafkaCluster) -> None:
-    """`kafka.client_rack`: the leader's node sends next to nothing; when the follower goes, the
-    leader is read."""
+    """`kafka.client_rack`: the follower is read, and the leader when the follower goes."""
     one = on_cluster(replicas=(1, 2, 3), kafka={"client_rack": rack(3)})
     feed = Feed(cluster, one.name, size=1000)
     feed.send(2000, "past", middle_of(PAST))
@@ -194,9 +174,8 @@ def test_records_are_read_from_the_rack(on_cluster: Make, cluster: KafkaCluster)
     before = {node: cluster.sent_bytes(node) for node in (1, 3)}
     assert_exact_through_both_layers(one, feed)
     sent = {node: cluster.sent_bytes(node) - before[node] for node in before}
-    assert sent[3] > 2 * size and sent[1] < size / 2, (
-        f"expected node 3 to be read, found bytes sent: {sent}"
-    )
+    is_read = sent[3] > 2 * size and sent[1] < size / 2
+    assert is_read, f"expected node 3 to be read, found bytes sent: {sent}"
     with started(one, "speed", one.name) as speed, feed:
         progress(one, feed, speed)
         cluster.kill(3)
@@ -215,26 +194,16 @@ def test_without_a_clean_leader_a_partition_waits_and_no_record_is_lost(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader dies with records that its follower lacks. With Kafka's default no leader is
-    elected, and both jobs wait for the one that has all records."""
+    """A leader dies with records that its follower lacks: no leader by default, both jobs wait."""
     monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=3))
-    one = on_cluster(
-        1,
-        {"min.insync.replicas": "1"},
-        replicas=(1, 2),
-        batch={"grace": "0 seconds"},
-    )
+    one = on_cluster(1, {"min.insync.replicas": "1"}, replicas=(1, 2), batch={"grace": "0 seconds"})
     feed = Feed(cluster, one.name, partitions=1)
     feed.send(100, "kept", middle_of(PAST))
     with speed_running(one):
         publish(one, feed)
         lose_the_end(cluster, one, feed)
-        wait_for(
-            lambda: cluster.leaders(one.name) == [-1], "the partition to have no leader", 90, 0.3
-        )
-        wait_for(
-            lambda: bool(lines(caplog, NO_LEADER)), "the speed job to name what it waits for", 400
-        )
+        wait_for(lambda: cluster.leaders(one.name) == [-1], "a partition without leader", 90, 0.3)
+        wait_for(lambda: bool(lines(caplog, NO_LEADER)), "the job to name what it waits for", 400)
     with pytest.raises(Transient, match=NO_LEADER):
         one.batch()
     cluster.start(1)
@@ -245,8 +214,7 @@ def test_without_a_clean_leader_a_partition_waits_and_no_record_is_lost(
 
 @pytest.mark.timeout(1500)
 def test_after_an_unclean_election_adopt_continues(on_cluster: Make, cluster: KafkaCluster) -> None:
-    """`unclean.leader.election.enable`: a follower that lacks 50 published records leads, and new
-    records get their offsets."""
+    """A follower that lacks 50 published records leads, and new records get their offsets."""
     hour = past_hour(PAST)
     configs = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     one = on_cluster(1, configs, replicas=(1, 2), batch={"grace": "0 seconds"})
@@ -282,17 +250,11 @@ def test_after_an_unclean_election_adopt_continues(on_cluster: Make, cluster: Ka
 
 
 def publish(one: World, feed: Feed) -> None:
-    wait_for(
-        lambda: one.published >= feed.acknowledged,
-        "all acknowledged offsets to be published",
-        400,
-        0.3,
-    )
+    wait_for(lambda: one.published >= feed.acknowledged, "all offsets to be published", 400, 0.3)
 
 
 def lose_the_end(cluster: KafkaCluster, one: World, feed: Feed) -> None:
-    """Have node 1 acknowledge 50 records that node 2 does not get, publish them, kill node 1 and
-    start node 2."""
+    """Have node 1 acknowledge and publish 50 records that node 2 lacks; let node 2 lead."""
     cluster.stop(2)
     cluster.await_in_sync(one.name, 1)
     feed.send(50, "lost", middle_of(PAST))

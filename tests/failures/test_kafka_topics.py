@@ -1,11 +1,8 @@
-"""Topics as companies have them, on three brokers: compacted, of one or a thousand partitions,
-filled by the clients of other languages, and mirrored to another cluster under other offsets. Each
-is exact through both layers."""
+"""Topics as companies have them, on three brokers: compacted, of a thousand partitions, filled by other
+languages' clients, and mirrored to another cluster. Each is exact through both layers."""
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from cluster_feed import Feed, assert_exact, assert_exact_through_both_layers, middle_of
@@ -15,7 +12,7 @@ from foreign_producers import ANY_HEADER_NAME, CLIENTS, Sent
 from kafka import KafkaConsumer, TopicPartition
 from kafka_cluster import KafkaCluster
 from waiting import wait_for
-from world import World, event
+from world import Make, World, event
 
 from anabranch import config
 from anabranch.common.errors import PositionError
@@ -23,8 +20,6 @@ from anabranch.kafka.client import create_topic
 from anabranch.offsets.position import Ranges
 
 PAST = 1  # hours ago
-
-Make = Callable[..., World]
 
 
 @pytest.mark.parametrize("partitions", [1, 1000])
@@ -78,17 +73,13 @@ def ranges_left(one: World, ends: dict[int, int]) -> Ranges:
 
 def given(one: World, ranges: Ranges) -> int:
     """How many records of the ranges a consumer is given."""
-    return (
-        sum(len(records) for _, records in one.kafka.read_records(one.name, ranges))
-        if ranges
-        else 0
-    )
+    records = one.kafka.read_records(one.name, ranges) if ranges else ()
+    return sum(len(found) for _, found in records)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_each_languages_records(on_cluster: Make, cluster: KafkaCluster, client: str) -> None:
-    """Null keys, keys and headers of any bytes, tombstones; each client compresses by another
-    codec, or sorts batches and retries in its own way."""
+    """Null keys, keys and headers of any bytes, tombstones; each client with its own codec."""
     one = on_cluster(3)
     at = middle_of(PAST)
     records, names = [], {}
@@ -107,36 +98,23 @@ def test_each_languages_records(on_cluster: Make, cluster: KafkaCluster, client:
     places = CLIENTS[client](cluster.super_servers, one.name, records)
     assert len(places) == len(records)
     feed = Feed(cluster, one.name)
-    feed.rows = [
-        (*place, name)
-        for place, name in zip(places, names.values(), strict=True)
-        if name is not None
-    ]
-    feed.tombstones = [
-        place for place, name in zip(places, names.values(), strict=True) if name is None
-    ]
+    named = list(zip(places, names.values(), strict=True))
+    feed.rows = [(*place, name) for place, name in named if name is not None]
+    feed.tombstones = [place for place, name in named if name is None]
     assert (len(feed.rows), len(feed.tombstones)) == (54, 6)
     assert_exact_through_both_layers(one, feed)
 
 
-@pytest.fixture
-def other_cluster(services: Any) -> Iterator[config.Kafka]:
-    """The tests' single broker: another cluster than the three."""
-    yield config.Kafka(bootstrap_servers=services.kafka)
-
-
 def test_a_mirrored_topic_of_other_offsets_is_continued(
-    on_cluster: Make, cluster: KafkaCluster, other_cluster: config.Kafka
+    on_cluster: Make, cluster: KafkaCluster, kafka: config.Kafka
 ) -> None:
-    """A failover to a cluster whose copy of the topic begins at offset 0 where the source had
-    deleted its beginning."""
+    """A failover to the tests' single broker, whose copy begins at 0 where the source did not."""
     one = on_cluster(2)
     feed = Feed(cluster, one.name, partitions=2)
     feed.send(60, "deleted", middle_of(3))
     one.speed()
-    admin = cluster.admin()
-    admin.delete_records({TopicPartition(one.name, p): 30 for p in (0, 1)})
-    admin.close()
+    with cluster.admin() as admin:
+        admin.delete_records({TopicPartition(one.name, p): 30 for p in (0, 1)})
     feed.send(100, "past", middle_of(PAST))
     assert_exact_through_both_layers(one, feed)
     position = dict(one.state.position.offsets)
@@ -144,10 +122,10 @@ def test_a_mirrored_topic_of_other_offsets_is_continued(
     # Acknowledged and mirrored, and not read from the source any more.
     unread = Feed(cluster, one.name, partitions=2)
     unread.send(40, "unread", middle_of(0))
-    create_topic(other_cluster, one.name, 2)
-    offsets = mirror(cluster.super_servers, other_cluster, one.name)
+    create_topic(kafka, one.name, 2)
+    offsets = mirror(cluster.super_servers, kafka, one.name)
     assert offsets[0, 80] == (0, 50)
-    one.set_environment(kafka={"bootstrap_servers": other_cluster.bootstrap_servers})
+    one.set_environment(kafka={"bootstrap_servers": kafka.bootstrap_servers})
     with pytest.raises(PositionError, match="anabranch adopt"):
         one.speed()
     assert "--from" in call(one, "adopt", one.name, expect=1)
@@ -157,7 +135,7 @@ def test_a_mirrored_topic_of_other_offsets_is_continued(
     dead = feed.tombstones + [offsets[p, o] for p, o in unread.tombstones]
     one.speed()
     assert one.contents() == sorted(expected)
-    assert sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead()) == sorted(dead)
+    assert one.dead_offsets() == sorted(dead)
     at = datetime.now(UTC)
     [record] = one.send([(0, at, event("behind the failover", at))])
     one.speed()
@@ -168,9 +146,8 @@ def mirror(source: str, target: config.Kafka, topic: str) -> dict[tuple[int, int
     """Copy every record that the source has, as MirrorMaker does: all of it stays but the offset.
     Returns by place in the source the place in the target."""
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    consumer = KafkaConsumer(
-        bootstrap_servers=source.split(","), auto_offset_reset="earliest", group_id=None
-    )
+    own = {"auto_offset_reset": "earliest", "group_id": None}
+    consumer = KafkaConsumer(bootstrap_servers=source.split(","), **own)
     producer = Producer({"bootstrap.servers": target.bootstrap_servers, "acks": "all"})
 
     def delivered(error: KafkaError | None, message: Message, partition: int, offset: int) -> None:

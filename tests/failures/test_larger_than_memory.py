@@ -1,11 +1,8 @@
-"""A small record in the log whose value is larger than Java's memory: it ends a process once, and is
-then a dead letter in both layers."""
-
-from collections.abc import Callable
+"""A small record whose value is larger than Java's memory ends a process once: a dead letter."""
 
 import pytest
 from commands import run, started
-from world import Record, World, past_hour, spread
+from world import Make, Record, World, past_hour, spread
 
 from anabranch.kafka.client import new_producer
 from anabranch.kafka.large_records import TOO_LARGE
@@ -48,7 +45,7 @@ def exact(one: World, bomb: int, sent: list[Record]) -> None:
 
 
 @pytest.fixture
-def one(world: Callable[..., World]) -> World:
+def one(world: Make) -> World:
     """A stream whose jobs have little memory."""
     made = world()
     conf = made.environment_file["spark"]["conf"] | {"spark.driver.memory": MEMORY}
@@ -64,9 +61,8 @@ def send_around_bomb(one: World, hour: str, records: int = 30) -> int:
     return bomb
 
 
-def test_a_huge_record_ends_a_group_once(one: World, world: Callable[..., World]) -> None:
-    hour, other = past_hour(1), world(beside=one)
-    other.create(1)
+def test_a_huge_record_ends_a_group_once(one: World, world: Make) -> None:
+    hour, other = past_hour(1), world(beside=one, create=1)
     bomb = send_around_bomb(one, hour)
     other.send(spread(hour, 20, "c", partitions=1))
 

@@ -1,16 +1,14 @@
-"""Maintenance in a loop beside both layers, each killed at one of its steps, and main damaged and
-swapped back: exact at the end, and no file is ever gone that a branch, a tag or any remembered
-snapshot names.
+"""Maintenance beside both layers, each killed at its steps, and main damaged and swapped back: exact at
+the end, and no file is ever gone that a branch, a tag or any remembered snapshot names.
 
-Between two rounds, when every process is dead, all files are made days old, as if the machine had
-been away: what the dead left is of age then, and deleted beside new writers.
+Between two rounds all files are made days old: what the dead left is deleted beside new writers.
 """
 
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +18,7 @@ from commands import KILLED, Command, run, run_into, started
 from pyiceberg.table import Table
 from steadiness import shared_folder
 from test_fail_points import damage, is_good
-from world import World, event, past_hour, spread
+from world import Make, World, event, past_hour, spread
 
 from anabranch.common.fail_points import FAIL_AT, Step
 from anabranch.iceberg.files import list_files, references, same_file
@@ -28,14 +26,12 @@ from anabranch.iceberg.snapshots import BRANCHES, UNNAMED
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.measured import read_runs
 
-Make = Callable[..., World]
 DAYS = 3 * 86_400
 
 
 @dataclass(frozen=True)
 class Round:
-    """The steps that the layers and the first maintenance die of, and whether the oldest hour is
-    restated and `main` damaged."""
+    """The steps at which the processes die; whether an hour is restated, `main` damaged."""
 
     speed: tuple[Step, int]
     batch: tuple[Step, int]
@@ -62,12 +58,8 @@ def send_past(one: World, hours: list[str]) -> None:
 
 def send_live(one: World, prefix: str) -> None:
     now = datetime.now(UTC)
-    one.send(
-        [
-            *((i % 2, now, event(f"{prefix}-{i}", now)) for i in range(8)),
-            (1, now, b"{broken " + prefix.encode()),
-        ]
-    )
+    good = [(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(8)]
+    one.send([*good, (1, now, b"{broken " + prefix.encode())])
 
 
 def tables(one: World) -> list[str]:
@@ -76,15 +68,12 @@ def tables(one: World) -> list[str]:
 
 
 def named_files(table: Table) -> Iterator[str]:
-    """Yield the files that any remembered snapshot names, of any branch and tag: as an engine reads
-    it, and as maintenance does."""
+    """The files that any remembered snapshot names, as engines and maintenance read it."""
     for snapshot in table.snapshots():
         yield snapshot.manifest_list
         for manifest in snapshot.manifests(table.io):
             yield manifest.manifest_path
-            yield from (
-                entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)
-            )
+            yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))
     yield from references(table)
 
 
@@ -105,35 +94,27 @@ def tagged_rows(one: World) -> dict[str, list[Any]]:
     found = {}
     for name, ref in table.metadata.refs.items():
         if name not in (*BRANCHES, "staging") and not name.startswith(UNNAMED):
-            rows = (
-                table.scan(snapshot_id=ref.snapshot_id, selected_fields=columns)
-                .to_arrow()
-                .to_pylist()
-            )
+            scan = table.scan(snapshot_id=ref.snapshot_id, selected_fields=columns)
+            rows = scan.to_arrow().to_pylist()
             found[name] = sorted(tuple(row[c] for c in columns) for row in rows)
     return found
 
 
 def died_at(command: Command, step: Step) -> None:
     """Prove that it was killed where it was to be."""
-    assert command.code == KILLED and f"fail point {step.label}: " in command.log, command.log[
-        -3000:
-    ]
+    reached = command.code == KILLED and f"fail point {step.label}: " in command.log
+    assert reached, command.log[-3000:]
 
 
 def play(one: World, number: int, plan: Round, oldest: str) -> int:
-    """Both layers into their fail points, maintenance in a loop beside them; returns how many
-    orphans it deleted."""
+    """Both layers into their fail points beside maintenance; the orphans that it deleted."""
     orphans = turn = 0
     asked = ["--hour", oldest, "--restate"] if plan.restate else []
-    at = {
-        key: f"{step.label}:{n}"
-        for key, (step, n) in (("speed", plan.speed), ("batch", plan.batch))
-    }
+    speed_at, batch_at = (f"{step.label}:{n}" for step, n in (plan.speed, plan.batch))
     deadline = time.monotonic() + 240
     with (
-        started(one, "speed", one.name, **{FAIL_AT: at["speed"]}) as speed,
-        started(one, "batch", one.name, *asked, **{FAIL_AT: at["batch"]}) as batch,
+        started(one, "speed", one.name, **{FAIL_AT: speed_at}) as speed,
+        started(one, "batch", one.name, *asked, **{FAIL_AT: batch_at}) as batch,
     ):
         while turn < 2 or (
             (speed.code is None or batch.code is None) and time.monotonic() < deadline
@@ -191,25 +172,18 @@ def test_no_night_loses_a_file(world: Make, request: pytest.FixtureRequest) -> N
 
     # The hazards: there were orphans to delete, and hours to drop.
     assert orphans > 0
-    dropped = {row["ingest_hour"] for row in one.rows("batch")} - {
-        row["ingest_hour"] for row in one.rows("speed")
-    }
-    assert dropped >= set(hours)
+    of_speed, of_batch = ({row["ingest_hour"] for row in one.rows(b)} for b in ("speed", "batch"))
+    assert of_batch - of_speed >= set(hours)
 
-    good = sorted(
-        (r.partition, r.offset, json.loads(r.value or b"")["event_id"])
-        for r in one.sent
-        if is_good(r)
-    )
+    sent = filter(is_good, one.sent)
+    good = sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in sent)
     assert one.contents() == good
     cuts = [accepted.cut.ranges for accepted in one.state.accepted.values()]
-    of_batch = [g for g in good if any(c[g[0]][0] <= g[1] < c[g[0]][1] for c in cuts if g[0] in c)]
-    assert one.contents("batch") == of_batch and len(of_batch) >= 60 * len(hours)
+    accepted = [g for g in good if any(c[g[0]][0] <= g[1] < c[g[0]][1] for c in cuts if g[0] in c)]
+    assert one.contents("batch") == accepted and len(accepted) >= 60 * len(hours)
     speed = one.contents("speed")
-    assert len(speed) == len(set(speed)) and set(speed) == set(good) - set(of_batch)
-    dead = sorted((d["kafka_partition"], d["kafka_offset"], d["value"]) for d in one.dead())
+    assert len(speed) == len(set(speed)) and set(speed) == set(good) - set(accepted)
+    dead = one.dead_records()
     assert dead == sorted((r.partition, r.offset, r.value) for r in one.sent if not is_good(r))
     assert lost_files(one) == set()
-    assert tagged and tagged_rows(one) | tagged == tagged_rows(one), (
-        "what a tag names is what it was"
-    )
+    assert tagged and tagged_rows(one) | tagged == tagged_rows(one), "a tag names what it did"

@@ -1,19 +1,17 @@
-"""The schema registry away, silent, refusing, or late with a schema: no record becomes a dead
-letter for it."""
+"""The registry away, silent, refusing, or late with a schema: no record is a dead letter for it."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import SparkSession
-from running import TRIED_AGAIN, lines, speed_running
-from waiting import wait_for
+from running import TRIED_AGAIN, await_failure, lines, speed_running
 from wire import encode, wired
-from world import World, past_hour
+from world import Make, World, past_hour
 
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.offsets.hours import start_of
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from registry import SchemaRegistry
     from toxiproxy import Proxy, Toxiproxy
 
-Make = Callable[..., World]
 
 SCHEMA = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT"
 TIME = {"type": "long", "logicalType": "timestamp-micros"}
@@ -45,8 +42,7 @@ def proxy(toxiproxy: Toxiproxy, registry: SchemaRegistry) -> Iterator[Proxy]:
 
 def avro_stream(world: Make, registry: SchemaRegistry, port: int, **stream: Any) -> World:
     url = registry.url.replace(f":{registry.port}/", f":{port}/")
-    one = world(url, schema=SCHEMA, format="avro", **stream)
-    one.create(1)
+    one = world(url, schema=SCHEMA, format="avro", **stream, create=1)
     return one
 
 
@@ -66,37 +62,28 @@ def send(
     one.send([(0, at, wired(schema_id, encode(by, value)))])
 
 
-def events(one: World) -> list[str]:
-    return sorted(row["event_id"] for row in one.rows())
-
-
 def test_registry_cut_under_a_running_speed_job(
     world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records of schemas that are known go on; the first of a new one waits for the registry, and
-    is no dead letter."""
+    """Records of known schemas go on; the first of a new one waits, and is no dead letter."""
     one = avro_stream(world, registry, proxy.port)
     old, new = schema(), schema("level")
     old_id = registry.register(f"{one.name}-value", old)
     send(one, old_id, old, "a")
     with speed_running(one):
-        wait_for(lambda: one.published == 1, "the first record to be published")
+        one.await_published(1)
         proxy.cut()
         send(one, old_id, old, "b")
-        wait_for(
-            lambda: one.published == 2,
-            "a record of a known schema to be published without the registry",
-        )
+        # A record of a known schema is published without the registry.
+        one.await_published(2)
         send(one, registry.register(f"{one.name}-value", new), new, "c")
-        wait_for(
-            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
-        )
+        await_failure(caplog)
         assert one.published == 2
         proxy.restore()
-        wait_for(lambda: one.published == 3, "the speed job to reach the head")
+        one.await_published(3)
     assert "ask the schema registry for http://127.0.0.1:" in lines(caplog, TRIED_AGAIN)[0]
     assert "(transient, try again); try 2 in" in lines(caplog, TRIED_AGAIN)[0]
-    assert events(one) == ["a", "b", "c"] and one.dead() == []
+    assert one.ids() == ["a", "b", "c"] and one.dead() == []
 
 
 def test_an_unreachable_registry_refuses_no_hour(
@@ -117,7 +104,7 @@ def test_an_unreachable_registry_refuses_no_hour(
     assert lines(caplog, TRIED_AGAIN)
     proxy.restore()
     assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
-    assert events(one) == ["a"] and one.dead() == []
+    assert one.ids() == ["a"] and one.dead() == []
 
 
 def test_a_registry_that_does_not_answer_is_retried(
@@ -130,29 +117,23 @@ def test_a_registry_that_does_not_answer_is_retried(
     registry.pause()
     try:
         with speed_running(one):
-            wait_for(
-                lambda: bool(lines(caplog, TRIED_AGAIN)),
-                "the failure to be logged with its next try",
-            )
+            await_failure(caplog)
             assert "timed out" in lines(caplog, TRIED_AGAIN)[0]
             registry.resume()
-            wait_for(lambda: one.published == 1, "the record to be published")
+            one.await_published(1)
     finally:
         registry.resume()
-    assert events(one) == ["a"] and one.dead() == []
+    assert one.ids() == ["a"] and one.dead() == []
 
 
 def test_another_registry_path_ends_the_job(world: Make, registry: SchemaRegistry) -> None:
     """The hazard: its 404 taken for the registry's word that a schema does not exist."""
     by = schema()
-    one = world(
-        registry.url.replace("/ccompat/", "/nothing/"), schema=SCHEMA, format="avro", partitions=1
-    )
-    one.apply()
+    url = registry.url.replace("/ccompat/", "/nothing/")
+    one = world(url, schema=SCHEMA, format="avro", create=1)
     send(one, registry.register(f"{one.name}-value", by), by, "a")
-    with pytest.raises(
-        ConfigurationError, match=r"expected the answer of a schema registry's REST API, found 404"
-    ):
+    wrong = r"expected the answer of a schema registry's REST API, found 404"
+    with pytest.raises(ConfigurationError, match=wrong):
         one.speed()
     assert one.published == 0 and one.dead() == []
 
@@ -170,7 +151,7 @@ def test_a_schema_that_comes_late_is_read_by_a_restatement(
     one.speed()
     assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
     assert [(d["error_code"], d["kafka_offset"]) for d in one.dead()] == [("unknown_schema", 1)]
-    assert events(one) == ["a"]
+    assert one.ids() == ["a"]
     assert registry.register(f"{one.name}-value", new) == old_id + 1
     assert [(r.hour, r.decision) for r in one.batch(hour, restate=True)] == [(hour, "accepted")]
-    assert events(one) == ["a", "b"] and one.dead() == []
+    assert one.ids() == ["a", "b"] and one.dead() == []

@@ -1,15 +1,12 @@
-"""The speed job starts from the table alone: with its checkpoint gone, its trigger changed, its
-code changed."""
+"""The speed job starts from the table alone: its checkpoint gone, its trigger or code changed."""
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from commands import ROOT, Command, started
-from world import World
+from world import Make
 
-Make = Callable[..., World]
 SLOW = {"trigger": "1 second", "max_offsets_per_trigger": 40}
 
 
@@ -18,16 +15,14 @@ def checkpoints(command: Command) -> list[Path]:
 
 
 def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(world: Make) -> None:
-    one = world(speed=SLOW)
-    one.create()
+    one = world(speed=SLOW, create=2)
     sent, deleted, before = 400, 0, 0
     one.send_now(sent, "e")
     dice = random.Random(1)
 
     def delete() -> bool:
-        """Under the running query, at whatever it is doing: it writes on in a new folder, or fails
-        and starts again from the table by itself. At any moment of the second, once for each
-        micro-batch. Whether that was enough."""
+        """Under the running query, at any moment of the second, once for each micro-batch: it writes
+        on in a new folder, or starts again from the table. Whether that was enough."""
         nonlocal sent, deleted, before
         if one.published > before and dice.random() < 0.3:
             before = one.published
@@ -48,8 +43,7 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
 
 
 def test_another_trigger_and_code_continue_at_the_position(world: Make, tmp_path: Path) -> None:
-    one = world(speed=SLOW)
-    one.create()
+    one = world(speed=SLOW, create=2)
     one.send_now(200, "e")
     with started(one, "speed", one.name) as speed:
         speed.until(lambda: one.published > 0, "a first micro-batch")
@@ -67,16 +61,15 @@ def test_another_trigger_and_code_continue_at_the_position(world: Make, tmp_path
 
 
 def changed_code(folder: Path) -> Path:
-    """A copy of the project whose stream has another plan: a shuffle, which a checkpoint would not
-    survive."""
+    """A copy of the project whose stream's plan has a shuffle, which no checkpoint survives."""
     copy = folder / "changed"
     for name in ("anabranch", "speed_layer", "batch_layer", "serving_layer", "conf"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / "speed_layer" / "job.py"
-    text = source.read_text(encoding="utf-8")
+    text = source.read_text("utf-8")
     assert text.count("        frame = read_stream(") == 1
     behind = "        def publish_batch("
     assert text.count(behind) == 1
     added = '        frame = frame.repartition(3)\n        LOG.info("changed code")\n'
-    source.write_text(text.replace(behind, added + behind), encoding="utf-8")
+    source.write_text(text.replace(behind, added + behind), "utf-8")
     return copy

@@ -1,10 +1,8 @@
-"""The commands of the operators' pages that start a Spark job, a server or a tool of others, run as
-printed."""
+"""The commands of operators' pages that start a Spark job, a server or another's tool."""
 
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,11 +12,12 @@ from pathlib import Path
 import kafka_tools
 import pytest
 from commands import ROOT, started
+from programs import output_of
 from run_books import printed, words
 from secure_broker import CLIENT, running_secure_broker
 from servers import serving
 from waiting import wait_for
-from world import World, event, hours_of_now, past_hour, spread
+from world import Make, World, event, hours_of_now, past_hour, spread
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
@@ -27,7 +26,6 @@ from anabranch.operations.doctor import kafka as of_kafka
 from anabranch.spark import jars
 from anabranch.spark.jars import cache_folder
 
-Make = Callable[..., World]
 REFUSED, OTHER = past_hour(2), past_hour(1)
 hours_of_each_test = hours_of_now(globals(), REFUSED=2, OTHER=1)
 
@@ -45,12 +43,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(command: str, tools: Path, folder: Path, **environment: str) -> str:
     """Run a command in a shell, in a folder, and return what it prints."""
     path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=os.environ | path | environment, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return output_of(command, shell=True, cwd=folder, env=os.environ | path | environment)
 
 
 def job(one: World, command: str, expect: int = 0) -> str:
@@ -66,18 +59,8 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
     limit = {"type": "expect_column_values_to_be_between", "severity": "critical"}
     one.expect(limit | {"kwargs": {"column": "level", "max_value": 50}})
     one.topic()
-    one.send(
-        [
-            (p, at, event(f"e-{i}", at, level=99))
-            for i, (p, at, _) in enumerate(spread(REFUSED, 20, "e"))
-        ]
-    )
-    one.begin(
-        [
-            (p, at, event(f"f-{i}", at, level=70))
-            for i, (p, at, _) in enumerate(spread(OTHER, 20, "f"))
-        ]
-    )
+    one.send([(p, at, event(f"e-{at}", at, level=99)) for p, at, _ in spread(REFUSED, 20, "e")])
+    one.begin([(p, at, event(f"f-{at}", at, level=70)) for p, at, _ in spread(OTHER, 20, "f")])
     with started(one, *words(printed("anabranch speed STREAM", STREAM=one.name))) as speed:
         speed.until(lambda: one.published == 40, "the speed layer to reach the head")
     name = {"STREAM": one.name}
@@ -85,12 +68,8 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
     assert f"refused hour={REFUSED} reason=" in log and f"refused hour={OTHER} reason=" in log
     one.expect(limit | {"kwargs": {"column": "level", "max_value": 80}})
     job(one, printed("anabranch batch STREAM --hour HOUR", **name, HOUR=OTHER))
-    accept = printed(
-        "anabranch batch STREAM --hour HOUR --accept --why TEXT",
-        **name,
-        HOUR=REFUSED,
-        TEXT="'a level of 99 is real'",
-    )
+    values = name | {"HOUR": REFUSED, "TEXT": "'a level of 99 is real'"}
+    accept = printed("anabranch batch STREAM --hour HOUR --accept --why TEXT", **values)
     job(one, accept)
     assert {REFUSED, OTHER} <= one.state.accepted.keys()
     job(one, printed("anabranch batch STREAM --hour HOUR --restate", **name, HOUR=OTHER))
@@ -105,47 +84,37 @@ def test_the_jobs_logs_contain_the_events_of_an_hour(world: Make, tools: Path) -
     for layer, options in (("speed", ["--available-now"]), ("batch", [])):
         with started(one, layer, one.name, *options, ANABRANCH_LOG="json") as running:
             assert running.wait() == 0, running.log
-            (one.folder / f"{layer}.log").write_text(
-                "\n".join(line for line in running.log.splitlines() if line.startswith("{"))
-            )
+            lines = [line for line in running.log.splitlines() if line.startswith("{")]
+            (one.folder / f"{layer}.log").write_text("\n".join(lines))
+    ids = {"ID": "none", "HOUR": OTHER}
     asked = printed(
-        """jq -c 'select(.publish == "ID" or .hour == "HOUR")' speed.log batch.log""",
-        ID="none",
-        HOUR=OTHER,
+        """jq -c 'select(.publish == "ID" or .hour == "HOUR")' speed.log batch.log""", **ids
     )
-    lines = [json.loads(line) for line in shell(asked, tools, one.folder).splitlines()]
-    assert lines and {line["hour"] for line in lines} == {OTHER}
+    events = [json.loads(line) for line in shell(asked, tools, one.folder).splitlines()]
+    assert events and {event["hour"] for event in events} == {OTHER}
 
 
 def test_kafkas_own_tools(world: Make, tools: Path, tmp_path: Path) -> None:
     one = world()
     servers = {"BROKERS": one.job.environment.kafka.bootstrap_servers, "TOPIC": one.name}
-    shell(
-        printed(
-            "kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3",
-            **servers,
-        ),
-        tools,
-        tmp_path,
+    create = printed(
+        "kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3",
+        **servers,
     )
+    shell(create, tools, tmp_path)
     assert len(one.described.partitions) == 3
-    shell(
-        printed(
-            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
-            "min.insync.replicas=2",
-            **servers,
-        ),
-        tools, tmp_path,
-    )  # fmt: skip
+    configure = printed(
+        "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
+        "min.insync.replicas=2",
+        **servers,
+    )
+    shell(configure, tools, tmp_path)
     settings = one.kafka.settings(one.name)
     assert settings is not None and settings.min_insync == 2
-    shell(
-        printed(
-            "kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers
-        ),
-        tools,
-        tmp_path,
+    hanging = printed(
+        "kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers
     )
+    shell(hanging, tools, tmp_path)
 
 
 def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path) -> None:
@@ -167,9 +136,8 @@ def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path
             BROKERS=broker.plain,
             STREAM=one.name,
         )
-        assert "operation=READ, permissionType=ALLOW)" in shell(
-            group.replace("NAME", CLIENT), tools, tmp_path
-        )
+        listed = shell(group.replace("NAME", CLIENT), tools, tmp_path)
+        assert "operation=READ, permissionType=ALLOW)" in listed
     assert said.count("permissionType=ALLOW") >= 3
 
 
@@ -189,9 +157,8 @@ def test_the_clock_of_the_machine_is_corrected(world: Make, tools: Path, tmp_pat
 
     def checks(before: str, **environment: str) -> set[str]:
         command = f"{before}anabranch doctor {one.name} --output json || true"
-        report = json.loads(
-            shell(command, tools, ROOT, ANABRANCH_CONF=str(one.folder), **environment)
-        )
+        text = shell(command, tools, ROOT, ANABRANCH_CONF=str(one.folder), **environment)
+        report = json.loads(text)
         return {finding["check"] for finding in report["findings"]}
 
     other = {"PYSPARK_PYTHON": "/bin/false"}
@@ -214,9 +181,8 @@ def test_services_of_this_machine_are_started(tools: Path, tmp_path: Path) -> No
     kafka = free_port()
     s3 = free_port(kafka)
     try:
-        said = shell(
-            f"{printed('anabranch dev up')} --kafka-port {kafka} --s3-port {s3}", tools, tmp_path
-        )
+        ports = f"--kafka-port {kafka} --s3-port {s3}"
+        said = shell(f"{printed('anabranch dev up')} {ports}", tools, tmp_path)
         assert said.count("running") >= 2
     finally:
         shell("anabranch dev down --wipe", tools, tmp_path)
@@ -237,13 +203,12 @@ def served(command: str, address: str, one: World) -> Iterator[Callable[[], str]
 
 
 def test_the_page_is_started(world: Make) -> None:
-    one = world()
-    one.create()
+    one = world(create=2)
     port = str(free_port())
     page = f"{printed('anabranch page')} --port {port}"
     with served(page, f"http://{HOST}:{port}/metrics", one) as text:
         wait_for(
-            lambda: f'anabranch_up{{stream="{one.name}"}} 1.0' in text(), "the stream", 60, 0.5
+            lambda: f'anabranch_up{{stream="{one.name}"}} 1.0' in text(), "its metric", 60, 0.5
         )
     with served(page, f"http://{HOST}:{port}/", one) as text:
         wait_for(lambda: "in order" in text(), "the page to have read the stream", 60, 0.5)

@@ -1,15 +1,13 @@
-"""The soak of five minutes, as `make soak` runs it; ten kills from outside under load; and a soak
-on a cluster."""
+"""The soak of five minutes; ten kills from outside under load; and a soak on a cluster."""
 
 import os
 import random
 import re
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +17,8 @@ from budget import budget
 from cluster import HOSTS, SparkCluster, running_cluster
 from commands import ROOT, Command, run, started
 from confluent_kafka import Message, Producer
-from world import World, past_hour, spread
+from programs import output_of
+from world import Make, World, past_hour, spread
 
 SEED = 20261121
 KILLS = 10
@@ -34,28 +33,20 @@ def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
     command = [sys.executable, "-m", "soak", "--minutes", "5", "--seed", str(SEED)]
     folders = (ROOT / "tests" / "support", ROOT / "examples")
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1400
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert re.search(r"lost +0\n.*twice +0\n", done.stdout), done.stdout[-3000:]
-    faults = re.search(r"(\d+) faults in all", done.stdout)
+    printed = output_of(*command, env=variables, seconds=1400)
+    assert re.search(r"lost +0\n.*twice +0\n", printed), printed[-3000:]
+    faults = re.search(r"(\d+) faults in all", printed)
     assert faults is not None and int(faults.group(1)) >= 5
 
 
 @contextmanager
 def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
-    """Events by librdkafka, `rate` a second; gives what Kafka acknowledged: (partition, offset) ->
-    event id."""
+    """Events by librdkafka, `rate` a second; the event id by acknowledged (partition, offset)."""
     acknowledged: dict[tuple[int, int], str] = {}
     failed: list[object] = []
     stop = threading.Event()
-    producer = Producer(
-        {
-            "bootstrap.servers": one.job.environment.kafka.bootstrap_servers,
-            "enable.idempotence": True,
-        }
-    )
+    servers = one.job.environment.kafka.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
 
     def go() -> None:
         began, number = time.monotonic(), 0
@@ -90,11 +81,8 @@ def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
 
 
 @pytest.mark.timeout(1500)
-def test_ten_kills_under_load_lose_and_repeat_nothing(world: Callable[..., World]) -> None:
-    one = world(
-        speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000}, partitions=PARTITIONS
-    )
-    one.apply()
+def test_ten_kills_under_load_lose_and_repeat_nothing(world: Make) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000}, create=PARTITIONS)
     dice = random.Random(SEED)
 
     with load(one) as acknowledged:
@@ -112,15 +100,12 @@ def test_ten_kills_under_load_lose_and_repeat_nothing(world: Callable[..., World
 
 
 def assert_exact(one: World, acknowledged: dict[tuple[int, int], str]) -> None:
-    """Each acknowledged record is in `main` with its event, none is lost, and none is there
-    twice."""
+    """Each acknowledged record is in `main` with its event, none twice."""
     table = one.lake.load(one.job.stream.table)
     rows = table.scan(selected_fields=("kafka_partition", "kafka_offset", "event_id")).to_arrow()
     names = ("kafka_partition", "kafka_offset", "event_id")
     served = Counter(zip(*(rows[name].to_pylist() for name in names), strict=True))
-    expected = {
-        (partition, offset, event_id) for (partition, offset), event_id in acknowledged.items()
-    }
+    expected = {(*place, event_id) for place, event_id in acknowledged.items()}
     lost, twice = expected - served.keys(), [row for row, times in served.items() if times > 1]
     print(f"{len(expected):,} records acknowledged, {len(lost)} lost, {len(twice)} twice")
     assert not lost and not twice, f"lost {sorted(lost)[:5]}, twice {sorted(twice)[:5]}"
@@ -128,12 +113,10 @@ def assert_exact(one: World, acknowledged: dict[tuple[int, int], str]) -> None:
 
 
 @pytest.mark.timeout(60 * MINUTES + 1200)
-def test_a_soak_on_two_workers_loses_and_repeats_nothing(world: Callable[..., World]) -> None:
+def test_a_soak_on_two_workers_loses_and_repeats_nothing(world: Make) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
-    one.set_environment(
-        spark=one.environment_file["spark"]
-        | {"conf": one.environment_file["spark"]["conf"] | {"spark.cores.max": "1"}}
-    )
+    spark = one.environment_file["spark"]
+    one.set_environment(spark=spark | {"conf": spark["conf"] | {"spark.cores.max": "1"}})
     one.create(PARTITIONS)
     hours = [past_hour(ago) for ago in (4, 3, 2)]
     for hour in hours:
@@ -166,18 +149,14 @@ def rebuild(one: World, hours: list[str], master: str, done: threading.Event) ->
     """Rebuild one of the hours after the other, until `done`; returns how many were."""
     number = 0
     while not done.is_set():
-        restate = ("--restate",) if number >= len(hours) else ()
-        run(
-            one, "batch", one.name, "--hour", hours[number % len(hours)], *restate, "--master",
-            master,
-        )  # fmt: skip
+        of = ["--hour", hours[number % len(hours)], *["--restate"] * (number >= len(hours))]
+        run(one, "batch", one.name, *of, "--master", master)
         number += 1
     return number
 
 
 def kill_workers(one: World, cluster: SparkCluster, speed: Command) -> None:
-    """Each minute kill a worker with an executor, of either layer, and start it again; records are
-    published after."""
+    """Each minute kill a worker with an executor, and start it; records are published after."""
     dice, began = random.Random(SEED), time.monotonic()
     for minute in range(1, MINUTES + 1):
         before = one.published
@@ -188,6 +167,4 @@ def kill_workers(one: World, cluster: SparkCluster, speed: Command) -> None:
         cluster.kill_worker(host)
         cluster.start_worker(host)
     before = one.published
-    speed.until(
-        lambda: one.published > before, "records to be published after the last kill", PATIENT
-    )
+    speed.until(lambda: one.published > before, "records after the last kill", PATIENT)

@@ -1,5 +1,4 @@
-"""Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same
-time."""
+"""Spark's own second attempts: a task that fails once, and one that runs twice at once."""
 
 import os
 import signal
@@ -13,7 +12,7 @@ import pytest
 from cluster import SparkCluster, running_cluster
 from commands import run
 from pyspark import TaskContext
-from world import World, past_hour, spread
+from world import Make, World, past_hour, spread
 
 from anabranch import records
 from anabranch.iceberg.manifests import files_by_hour
@@ -22,8 +21,6 @@ from anabranch.records import staged
 from batch_layer import sources
 from batch_layer.passes import SMALL
 from speed_layer import micro_batch
-
-Make = Callable[..., World]
 
 _SLOW_ONCE = '''
 """Loaded by every Python process of the test: the first attempt of the first task of each decoding step is slow."""

@@ -3,20 +3,18 @@ back, killed at each step, and taken over again. Every record is in the table on
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import file_sink_query
 from commands import call, run_into
 from imports import assert_exact
 from pyspark.sql import SparkSession
-from world import World, past_hour, spread
+from world import Make, past_hour, spread
 
 from anabranch.common.fail_points import Step
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
 
-Make = Callable[..., World]
 ONE_HOUR = "from anabranch.lifecycle.importing import {0}; {0}._HOURS_A_COMMIT = 1"
 # The steps are the driver's: only the first run starts a JVM, which takes most of the time, and the
 # others run the same tasks in their own process.

@@ -1,8 +1,6 @@
-"""The status page in a real Chromium: axe finds nothing, keys go where they should, and it renews
-itself.
+"""The status page in a real Chromium: axe finds nothing, keys go where they should, it renews itself.
 
-`make test-suite WHAT=page` runs it; with `PAGE_PICTURES=docs/images` it draws the pictures of the
-documentation too.
+With `PAGE_PICTURES=docs/images`, `make test-suite WHAT=page` draws the documentation's pictures.
 """
 
 import os
@@ -47,8 +45,7 @@ CLOCK = Clock()
 
 
 def an_hour_accepted_by_choice(one: StreamLake) -> None:
-    """An hour of every kind of report: a gate that failed, a difference, a duplicate, a dead
-    letter, a gap."""
+    """An hour of every report: a failed gate, a difference, a duplicate, a dead letter, a gap."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     read(one, [*before, event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)], {0: 10})
@@ -63,8 +60,7 @@ def an_hour_accepted_by_choice(one: StreamLake) -> None:
 
 @pytest.fixture(scope="module")
 def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
-    """Six streams, each in another condition; of one, a lake with an hour of every kind of
-    report."""
+    """Six streams, each in another condition; of one, a lake with every kind of report."""
     with time_machine.travel(LATER, tick=False):
         one = new_proof(tmp_path_factory.mktemp("lake"))
         an_hour_accepted_by_choice(one)
@@ -105,10 +101,8 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
             complete_through=shift(OPEN, -5),
         ),
     )  # fmt: skip
-    away = Failure(
-        AS_OF,
-        "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)",
-    )
+    error = "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)"
+    away = Failure(AS_OF, error)
     held = five_years("flights", AS_OF)
     made.readers["flights"].reading = TimedValue(held, AS_OF - timedelta(minutes=6), away)
     return made
@@ -122,12 +116,11 @@ def address(status_page: StatusPage) -> Iterator[str]:
 
 @contextmanager
 def served(status_page: StatusPage) -> Iterator[str]:
-    """The page at an address of its own; it shows what it was given, since its own threads do not
-    run."""
+    """The page at an address of its own; it shows what it was given: no thread of it runs."""
     with listen("127.0.0.1", 0) as socket:
-        server = uvicorn.Server(
-            uvicorn.Config(status_page.app(HOSTS), log_config=None, lifespan="off", ws="none")
-        )
+        app = status_page.app(HOSTS)
+        settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
+        server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
         thread.start()
         yield f"http://127.0.0.1:{socket.getsockname()[1]}"
@@ -145,8 +138,7 @@ def chrome() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(chrome: Browser, address: str) -> Iterator[Page]:
-    """A tab in which whatever the browser complains of fails the test, such as what the CSP
-    refused."""
+    """A tab in which whatever the browser complains of fails the test."""
     context = chrome.new_context(base_url=address, viewport={"width": 1400, "height": 900})
     page = context.new_page()
     complaints: list[str] = []
@@ -210,14 +202,12 @@ def test_the_page_refreshes_without_moving_the_focus(tab: Page, status_page: Sta
     tab.locator("#s-payments").focus()
     before = status_page.readers["payments"].reading
     try:
-        show(
-            status_page,
-            AS_OF,
-            five_years("payments", AS_OF, refused=[shift(OPEN, -1)], backlog=[shift(OPEN, -1)]),
+        refused = five_years(
+            "payments", AS_OF, refused=[shift(OPEN, -1)], backlog=[shift(OPEN, -1)]
         )
-        expect(tab.locator("tr", has=tab.locator("#s-payments"))).to_contain_text(
-            "refused", timeout=15_000
-        )
+        show(status_page, AS_OF, refused)
+        row = tab.locator("tr", has=tab.locator("#s-payments"))
+        expect(row).to_contain_text("refused", timeout=15_000)
         expect(tab.locator("#news")).to_contain_text("6 streams, 6 to look at")
         expect(tab.locator("#s-payments")).to_be_focused()
     finally:
@@ -227,9 +217,8 @@ def test_the_page_refreshes_without_moving_the_focus(tab: Page, status_page: Sta
 def test_the_page_shows_that_the_server_is_down(tab: Page) -> None:
     opened(tab, "/")
     tab.route("**/*", lambda route: route.abort())
-    expect(tab.locator("#connection")).to_contain_text(
-        "Not renewed: the page's server gave no answer since"
-    )
+    down = "Not renewed: the page's server gave no answer since"
+    expect(tab.locator("#connection")).to_contain_text(down)
     tab.unroute("**/*")
     expect(tab.locator("#connection")).to_have_text("", timeout=15_000)
 
@@ -246,10 +235,8 @@ def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) 
 
 def test_groups_are_shown_with_the_streams_behind(tab: Page) -> None:
     summaries = opened(tab, "/").locator("summary").all_inner_texts()
-    assert [
-        f"complete through {shift(OPEN, -12)}, behind: orders" in summaries[0],
-        len(summaries),
-    ] == [True, 2]
+    assert len(summaries) == 2
+    assert f"complete through {shift(OPEN, -12)}, behind: orders" in summaries[0]
     assert f"complete through {shift(OPEN, -5)}, behind: logins" in summaries[1]
 
 
@@ -260,9 +247,8 @@ def test_nothing_of_the_streams_is_cut_and_a_row_is_one_line(tab: Page, width: i
     tab.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     over = "regions => regions.filter((r) => r.scrollWidth > r.clientWidth).length"
     assert tab.locator(".wide").evaluate_all(over) == 0
-    heights = tab.locator(".streams tbody tr").evaluate_all(
-        "rows => rows.map((r) => r.offsetHeight)"
-    )
+    rows = tab.locator(".streams tbody tr")
+    heights = rows.evaluate_all("rows => rows.map((r) => r.offsetHeight)")
     assert len(heights) == 6 and max(heights) < 36
 
 
@@ -292,8 +278,7 @@ def phone(tab: Page) -> Page:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_phone_shows_all_of_it(phone: Page, path: str) -> None:
-    """Nothing but the inside of a scrolled region is wider than the window, and captions are not
-    cut off."""
+    """Only the inside of a scrolled region is wider than the window; captions are whole."""
     opened(phone, path)
     phone.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -321,9 +306,8 @@ def test_a_phone_begins_at_the_newest_hour_and_stays_there(phone: Page) -> None:
     box = newest.evaluate("hour => hour.getBoundingClientRect().toJSON()")
     assert box["left"] > 0 and box["right"] <= 390
     region = phone.locator(".wide:has(> .calendar)")
-    left = phone.locator(".calendar tbody th").first.evaluate(
-        "day => day.getBoundingClientRect().left"
-    )
+    day = phone.locator(".calendar tbody th").first
+    left = day.evaluate("day => day.getBoundingClientRect().left")
     assert left >= 0, "the day stays beside its hours"
     region.evaluate("region => { region.scrollLeft = 40; }")
     phone.evaluate("document.getElementById('live').dataset.old = 'yes'")
@@ -351,15 +335,13 @@ def test_pictures(tab: Page, name: str, path: str, media: dict[str, str]) -> Non
     tab.emulate_media(**media)  # type: ignore[arg-type]
     opened(tab, path)
     file = folder / f"page-{name}.png"
-    size = tab.evaluate(
-        "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
-    )
+    html = "document.documentElement"
+    size = tab.evaluate(f"[{html}.scrollWidth, {html}.scrollHeight]")
     top = 0.0
     if name == "maintenance":
         top = tab.locator("section[aria-labelledby=maintenance]").bounding_box()["y"]  # type: ignore[index]
     clip = {"x": 0, "y": top, "width": size[0], "height": min(size[1] - top, 1500)}
     tab.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
     # A fifth of the bytes, and the eye sees no difference.
-    Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
-        file, optimize=True
-    )
+    small = Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    small.save(file, optimize=True)

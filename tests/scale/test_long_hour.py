@@ -57,9 +57,8 @@ def test_an_hour_of_micro_batches_is_exact_and_as_cheap_at_its_end() -> None:
         one.report_windows(windows)
         assert len(one.micro_batches(hour)) >= MICRO_BATCHES
         assert max(x.files for x in one.looks) <= MOST_FILES
-        beginning, end = (
-            statistics.mean(w.requests for w in some) for some in (windows[:3], windows[-3:])
-        )
+        ends = (windows[:3], windows[-3:])
+        beginning, end = (statistics.mean(w.requests for w in some) for some in ends)
         assert end <= GROWTH * beginning
 
         one.run_beside("batch", STREAM, "--hour", hour)
@@ -73,15 +72,13 @@ def test_an_hour_of_micro_batches_is_exact_and_as_cheap_at_its_end() -> None:
 
 
 def _kill_speed(one: RealHours, hour: str, share: float) -> None:
-    """kill -9 in the middle of the hour, wherever it is in a micro-batch; then a start, as an
-    operator would."""
+    """kill -9 in the middle of the hour, then a start, as an operator would."""
     one.until_in(hour, share, MICRO_BATCHES)
     running = one.speed
     assert running.code is None
     running.kill()
-    one.space.story.say(
-        f"kill -9 for the speed layer after {len(one.micro_batches(hour))} micro-batches of {hour}"
-    )
+    count = len(one.micro_batches(hour))
+    one.space.story.say(f"kill -9 for the speed layer after {count} micro-batches of {hour}")
     one.report_windows(one.windows(hour, WINDOW))
     assert one.lag > 0
     one.start_speed()

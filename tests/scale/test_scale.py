@@ -39,9 +39,8 @@ def test_an_hour_of_3600_micro_batches_costs_each_the_same(tmp_path: Path) -> No
             assert stream.micro_batch(FIRST, dates=3) is Outcome.LANDED
         most_requests = max(most_requests, cost.requests)
         if number % 50 == 0:
-            most_manifests = max(
-                most_manifests, stream.manifests("main"), stream.manifests("speed")
-            )
+            most = max(stream.manifests("main"), stream.manifests("speed"))
+            most_manifests = max(most_manifests, most)
     assert most_requests <= MOST_REQUESTS
     assert most_manifests <= MOST_MANIFESTS
     assert len(set(stream.files("main"))) == len(stream.files("main")) == 3600 * 3
@@ -99,16 +98,14 @@ def test_a_year_of_hours_costs_a_publish_as_much_as_a_day(tmp_path: Path) -> Non
         requests[name] = [median_of(each[settling:]).requests for each in costs.values()]
         assert stream.metadata_bytes() - past_bytes <= 400_000, name
         assert stream.manifests("main") <= 120, name
-    assert all(
-        year <= 1.2 * day + 2 for day, year in zip(requests["day"], requests["year"], strict=True)
-    ), requests
+    pairs = zip(requests["day"], requests["year"], strict=True)
+    assert all(year <= 1.2 * day + 2 for day, year in pairs), requests
 
 
 def _speed_layer(
     folder: str, first: str, hours: int, a_batch: int, count: Synchronized, stop: Event
 ) -> None:
-    """Publishes `a_batch` micro-batches in each hour, then goes on in the last one until it is
-    stopped."""
+    """Publishes `a_batch` micro-batches an hour, then goes on in the last one until stopped."""
     stream = ScaledStream.open(Path(folder))
     while not stop.is_set():
         hour = shift(first, min(hours, count.value // a_batch))

@@ -1,5 +1,4 @@
-"""A Spark standalone cluster as processes on this machine: one master, and two workers on two host
-names."""
+"""A Spark standalone cluster on this machine: a master, and two workers on two host names."""
 
 import json
 import os
@@ -28,8 +27,7 @@ _DEPLOY = "org.apache.spark.deploy"
 
 @dataclass
 class SparkCluster:
-    """A cluster. `processes`: the master and the workers by host name; each leads a session that
-    contains its executors."""
+    """`processes`: master and workers by host name; each leads a session with its executors."""
 
     folder: Path
     port: int
@@ -57,8 +55,7 @@ class SparkCluster:
         wait_for(lambda: host in self.alive(), f"worker {host} (see {self.folder})")
 
     def view(self) -> dict[str, Any]:
-        """Return the master's JSON view of workers and applications; an empty one if it does not
-        answer."""
+        """The master's JSON view of workers and applications; empty if it does not answer."""
         with (
             suppress(OSError, ValueError),
             urllib.request.urlopen(f"http://127.0.0.1:{self.ui}/json/", timeout=5) as answer,
@@ -107,12 +104,9 @@ class SparkCluster:
         assert not left, f"expected the executors of {host} to end with it, found {left}"
 
     def decommission(self, host: str) -> None:
-        """Decommission a worker, as a spot instance does before its end: executors migrate their
-        blocks and exit."""
+        """Decommission a worker, as a spot instance: executors migrate their blocks and exit."""
         os.kill(self.processes[host].pid, signal.SIGPWR)
-        wait_for(
-            lambda: host not in self.alive(), f"worker {host} to be given up (see {self.folder})"
-        )
+        wait_for(lambda: host not in self.alive(), f"{host} to be given up (see {self.folder})")
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -132,9 +126,7 @@ class SparkCluster:
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), *arguments]
         # On another machine, the environment lacks the keys of a job.
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith("AWS_")
-        }
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,

@@ -11,6 +11,8 @@ from confluent_kafka import KafkaError, Message, Producer
 from kafka_cluster import KafkaCluster
 from world import World, event, past_hour
 
+from anabranch.offsets.hours import start_of
+
 PARTITIONS = 4
 
 
@@ -109,9 +111,7 @@ class Feed:
 
 
 def middle_of(ago: int) -> datetime:
-    return datetime.strptime(past_hour(ago), "%Y-%m-%dT%H").replace(tzinfo=UTC) + timedelta(
-        minutes=30
-    )
+    return start_of(past_hour(ago)) + timedelta(minutes=30)
 
 
 def progress(one: World, feed: Feed, job: Command) -> None:
@@ -123,9 +123,7 @@ def progress(one: World, feed: Feed, job: Command) -> None:
 def assert_exact(one: World, feed: Feed) -> None:
     assert feed.failures == []
     assert one.contents() == sorted(feed.rows)
-    assert sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead()) == sorted(
-        feed.tombstones
-    )
+    assert one.dead_offsets() == sorted(feed.tombstones)
 
 
 def assert_exact_through_both_layers(one: World, feed: Feed) -> None:

@@ -194,8 +194,7 @@ def run_into(one: World, fail_at: str, *arguments: str, first: str = "") -> str:
 def paused_at(
     one: World, step: Step, *arguments: str, first: str = "", seconds: float = 150
 ) -> Iterator[Command]:
-    """Start a command, and wait until all its processes are stopped at a step; the test resumes
-    it."""
+    """Start a command, and wait until it is stopped at a step; the test resumes it."""
     with started(one, *arguments, first=first, **{PAUSE_AT: step.label}) as command:
         command.until(
             lambda: f"pause point {step.label}: " in command.log,

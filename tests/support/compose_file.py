@@ -12,17 +12,14 @@ from typing import Any
 import go_tools
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = re.findall(
-    r"^([A-Z_0-9]+)=$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE
-)
+NAMES = re.findall(r"^([A-Z_0-9]+)=$", (ROOT / ".env.example").read_text("utf-8"), re.MULTILINE)
 
 
 def filled() -> dict[str, str]:
     """Return a value for each variable of .env.example, generated as described there."""
     values = {name: secrets.token_hex(24) for name in NAMES}
-    return values | {
-        "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-    }
+    key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    return values | {"AIRFLOW_FERNET_KEY": key}
 
 
 def config(
@@ -33,9 +30,7 @@ def config(
 ) -> dict[str, Any]:
     """Return the file with all variables substituted. Raises ValueError with the client's error."""
     env_file = folder / "env"
-    env_file.write_text(
-        "".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8"
-    )
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
     command = [
         str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file",
         str(file),

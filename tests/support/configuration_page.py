@@ -1,5 +1,4 @@
-"""The tables of docs/reference/configuration.md: every configuration key, from the models of
-`anabranch.config`. The text around the tables is written by hand."""
+"""The tables of docs/reference/configuration.md, from the models of `anabranch.config`."""
 
 import re
 from collections.abc import Iterator
@@ -40,14 +39,13 @@ def page() -> str:
     return re.sub(
         r"(<!-- keys: (\w+) -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}\n{_table(FILES[match[2]])}\n{match[3]}",
-        PAGE.read_text(encoding="utf-8"),
+        PAGE.read_text("utf-8"),
         flags=re.DOTALL,
     )
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield each key of a file and its field. A field without a description is a section, or no
-    key."""
+    """Yield each key of a file and its field; one without description is a section or no key."""
     for name, info in model.model_fields.items():
         key = f"{prefix}{info.alias or name}"
         if info.description is not None:

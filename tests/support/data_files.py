@@ -7,8 +7,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 
 def record_data_file_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the data files that PyIceberg opens in this process from now on. Return the list, in
-    order, which the test may clear."""
+    """Return a list, in order, of the data files that PyIceberg opens in this process from now."""
     locations: list[str] = []
     real = PyArrowFileIO.new_input
 

@@ -15,8 +15,7 @@ PORTS = ("KAFKA_PORT", "S3_PORT", "AIRFLOW_PORT", "SPARK_PORT", "PROMETHEUS_PORT
 def docker(
     *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
 ) -> str:
-    """Run Docker's client, and return its standard output. Raises AssertionError, with the output,
-    if it fails."""
+    """Run Docker's client; return its standard output. Raises AssertionError with the output."""
     done = run(*arguments, seconds=seconds, cwd=cwd, **environment)
     assert done.returncode == 0, (
         f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}:\n"
@@ -69,12 +68,9 @@ class Project:
             "ANABRANCH_IMAGE": self.image,
             **{variable: str(port) for variable, port in zip(PORTS, ports, strict=True)},
         }
-        services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))[
-            "services"
-        ]
-        self.services = {
-            service: what for service, what in services.items() if service not in without
-        }
+        settings = json.loads(self.compose("config", "--format", "json"))
+        services: dict[str, Any] = settings["services"]
+        self.services = {name: what for name, what in services.items() if name not in without}
 
     def compose(self, *arguments: str, seconds: float = 120) -> str:
         return docker("compose", *arguments, seconds=seconds, cwd=self.folder, **self._environment)
@@ -84,16 +80,13 @@ class Project:
         return self.compose("exec", "-T", service, *command, seconds=seconds)
 
     def printed_json(self, *arguments: str) -> Any:
-        """Run an `anabranch` command in a separate container, which no kill of a service reaches,
-        and return its JSON output."""
+        """Run `anabranch` in a container that no kill of a service reaches; its JSON output."""
         command = ("anabranch", *arguments, "--output", "json")
-        return json.loads(
-            self.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300)
-        )
+        run = ("run", "--rm", "--no-deps", "-T", "apply")
+        return json.loads(self.compose(*run, *command, seconds=300))
 
     def containers(self, *services: str) -> list[dict[str, Any]]:
-        """Return the containers that `docker compose ps` lists for the services, running or not,
-        without those of `docker compose run`."""
+        """The containers that `docker compose ps` lists for services, without those of `run`."""
         lines = self.compose("ps", "--all", "--format", "json", *services).splitlines()
         return [
             one
@@ -102,17 +95,14 @@ class Project:
         ]
 
     def states(self) -> dict[str, list[tuple[str, int]]]:
-        """Return health (state if there is no health check) and exit code of each container, by
-        service."""
+        """Return health (or else state) and exit code of each container, by service."""
         found: dict[str, list[tuple[str, int]]] = {}
         for one in self.containers():
-            found.setdefault(one["Service"], []).append(
-                (one["Health"] or one["State"], one["ExitCode"])
-            )
+            state = one["Health"] or one["State"]
+            found.setdefault(one["Service"], []).append((state, one["ExitCode"]))
         return found
 
     def inspect(self, *services: str) -> list[dict[str, Any]]:
         """Return the output of `docker inspect` for each container of the services."""
-        return list(
-            json.loads(docker("inspect", *(one["ID"] for one in self.containers(*services))))
-        )
+        ids = [one["ID"] for one in self.containers(*services)]
+        return list(json.loads(docker("inspect", *ids)))

@@ -42,8 +42,7 @@ class Lake:
 
     @contextmanager
     def sending(self, topic: str, partitions: int = 2) -> Iterator[Any]:
-        """Create a topic, and yield what sends values to it, to one partition after the other,
-        stamped in the hour before this one."""
+        """Create a topic, and yield what sends values to it, stamped in the hour before this."""
         create_topic(self.kafka, topic, partitions, {})
         producer, count = new_producer(self.kafka), 0
 
@@ -84,8 +83,7 @@ class Lake:
         def work(stream: StreamRun) -> None:
             stream.rebuild(None, RebuildRequest())
 
-        for outcome in run_streams(
-            self.jobs(), LazySpark.of(spark), work, threading.Event(), at_once=2
-        ):
+        outcomes = run_streams(self.jobs(), LazySpark.of(spark), work, threading.Event(), at_once=2)
+        for outcome in outcomes:
             decided = [(r.hour, r.decision) for r in outcome.results]
             assert (outcome.error, decided) == (None, [(past_hour(1), "accepted")]), outcome

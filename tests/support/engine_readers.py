@@ -45,8 +45,7 @@ def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
 
 
 def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
-    """Read by the table's metadata file, or by its name in a REST catalog. The extensions are from
-    packages, since `INSTALL` downloads from another host."""
+    """Read by the metadata file, or by name in a REST catalog; extensions are from packages."""
     import duckdb
 
     connection = duckdb.connect()
@@ -109,8 +108,7 @@ READERS: dict[str, Reader] = {
 
 
 def plain(rows: Rows) -> Rows:
-    """Return the compared columns of rows, sorted and normalized for all engines: decimals are text
-    with two places, maps are dicts."""
+    """Return the rows, sorted and normalized for all engines: decimals are texts, maps dicts."""
     made = [{name: row.get(name) for name in COLUMNS} for row in rows]
     for row in made:
         row["price"] = None if row["price"] is None else f"{float(row['price']):.2f}"

@@ -96,12 +96,8 @@ def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
                 )
                 size += content
                 hits += [one.hit(each) for each in where]
-    return ScanResult(
-        objects,
-        versions,
-        size,
-        tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))),
-    )
+    ordered = sorted(hits, key=lambda h: (h.path, h.version or "", h.where))
+    return ScanResult(objects, versions, size, tuple(ordered))
 
 
 def _objects(job: Job, table: Table) -> Iterator[_Object]:
@@ -130,8 +126,7 @@ def _read(job: Job, table: Table, one: _Object) -> bytes | None:
 
 
 class ValueSearch:
-    """A search for values in file contents. `schema`: that of the stream's rows; `is_rows`: whether
-    the files belong to their table; `beside`: as for `scan`."""
+    """Searches contents for values, by the rows' `schema` if `is_rows`; `beside` as for `scan`."""
 
     def __init__(
         self, schema: Schema, values: Values, is_rows: bool, beside: Sequence[bytes] = ()
@@ -144,8 +139,7 @@ class ValueSearch:
         self._words = _encoded(values.ordered) if is_text else set[bytes]()
 
     def find_in(self, path: str, content: bytes) -> list[str]:
-        """Return the parts of a file that have one of the values. Raises Terminal if the file
-        cannot be read."""
+        """Return the parts of a file that have a value; Terminal if it cannot be read."""
         name = path.rpartition("/")[2]
         try:
             if name.endswith(".parquet"):
@@ -164,7 +158,7 @@ class ValueSearch:
         with pq.ParquetFile(pa.BufferReader(content)) as parquet:
             if not self._is_rows:
                 return sorted(
-                    {name for batch in parquet.iter_batches() for name in self._texts(batch)}
+                    {name for rows in parquet.iter_batches() for name in self._texts(rows)}
                 )
             name = column_of(parquet.schema_arrow, self._schema, self._values.column)
             batches = parquet.iter_batches(columns=[name]) if name is not None else ()
@@ -207,8 +201,7 @@ class ValueSearch:
         return any(self._is_bound_of_value(str(from_bytes(kind, bound))) for bound in bounds)
 
     def _is_bound_of_value(self, bound: str) -> bool:
-        """Return whether a bound is a value or a truncated value. The last character of a truncated
-        upper bound is incremented."""
+        """Whether a bound is a value, or a truncated one (an upper one's last character is + 1)."""
         if bound in self._values.texts:
             return True
         cut = bound[: _BOUND - 1]

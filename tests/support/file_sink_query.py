@@ -49,12 +49,9 @@ def write(
 
 
 def unlisted_files(folder: Path) -> set[str]:
-    """Return the names of complete Parquet files that no log file lists: those of unfinished
-    micro-batches."""
+    """The complete Parquet files that no log file lists: those of unfinished micro-batches."""
     log = [path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*")]
-    whole = (
-        path for path in folder.glob("part-*.parquet") if path.read_bytes()[4:].endswith(b"PAR1")
-    )
+    whole = (p for p in folder.glob("part-*.parquet") if p.read_bytes()[4:].endswith(b"PAR1"))
     return {path.name for path in whole if not any(path.name in text for text in log)}
 
 
@@ -78,13 +75,8 @@ def main(folder: Path, topic: str, servers: str, event_id: str | None = None) ->
     for key, value in (LOG | {"spark.driver.extraJavaOptions": FIRST_COMPILER}).items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    write(
-        spark,
-        folder,
-        topic,
-        servers,
-        _killer(spark, folder, event_id) if event_id is not None else None,
-    )
+    killer = _killer(spark, folder, event_id) if event_id is not None else None
+    write(spark, folder, topic, servers, killer)
     spark.stop()
 
 

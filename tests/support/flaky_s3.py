@@ -138,8 +138,7 @@ class Handler(QuietHandler):
         self._answer(response.status, kept, content)
 
     def forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send the request to the server behind; return its response, which is read, and the
-        response's content."""
+        """Send the request to the server behind; return the response and its content."""
         upstream = http.client.HTTPConnection(HOST, self.front.upstream_port, timeout=60)
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)

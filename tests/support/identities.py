@@ -1,9 +1,5 @@
-"""One real broker with a listener for each identity of `kafka.security`, and the services that
-prove identities: a token server, a Kerberos KDC, and AWS's signatures.
-
-Tokens and tickets live `SECONDS`, and the broker asks each connection to authenticate again after a
-third of that (KIP-368).
-"""
+"""One real broker with a listener for each identity of `kafka.security`, and the services that prove
+them: a token server, a Kerberos KDC, and AWS's signatures. Tokens and tickets live `SECONDS`."""
 
 import os
 import subprocess

@@ -1,24 +1,14 @@
 """The wheel as users install it: built from a checkout, in an otherwise empty environment."""
 
-import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from programs import ROOT, output_of
+
 UV = Path(sys.executable).parent / "uv"
-
-
-def run(*command: object, cwd: Path = ROOT, seconds: float = 600) -> str:
-    """Run a command to its end, and return its standard output. Raises AssertionError, with the
-    output, if it fails."""
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=seconds
-    )
-    assert done.returncode == 0, (
-        f"{command}: expected exit code 0, found {done.returncode}:\n{done.stdout}{done.stderr}"
-    )
-    return done.stdout
+run = partial(output_of, seconds=600)
 
 
 def build_wheel(folder: Path, checkout: Path = ROOT) -> Path:
@@ -44,8 +34,6 @@ def _dependencies(wheel: Path, extras: str) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         [name] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()
-    found = (
-        line.removeprefix("Requires-Dist: ").partition(";") for line in lines if "-Dist:" in line
-    )
+    found = (x.removeprefix("Requires-Dist: ").partition(";") for x in lines if "-Dist:" in x)
     wanted = [f"extra == '{name}'" for name in extras.strip("[]").split(",")]
     return [named for named, _, when in found if when.strip() in ("", *wanted)]

@@ -1,28 +1,19 @@
-"""A cluster of three Kafka brokers with replication and ACLs, whose nodes a test may kill, stop and
-start."""
+"""Three Kafka brokers with replication and ACLs, which a test may kill, stop and start."""
 
 import os
-import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaAdminClient, TopicPartition
-from kafka.admin import (
-    ACL,
-    ACLOperation,
-    ACLPermissionType,
-    ConfigResource,
-    ConfigResourceType,
-    ResourcePattern,
-    ResourceType,
-)
+import kafka_admin
+from kafka import TopicPartition
 from kafka.errors import KafkaError
 from kafka_tools import write_scripts
+from programs import output_of
 from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker
@@ -43,8 +34,7 @@ USER, PASSWORD = "reader", "reader-secret"
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of a node. `plain`: for brokers and the super user; `sasl`: for the user with
-    ACLs."""
+    """The ports of a node. `plain`: of brokers and super user; `sasl`: of the user with ACLs."""
 
     plain: int
     controller: int
@@ -53,8 +43,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """A running cluster. Each node is broker and controller, in its own rack (`rack`); topics have
-    three replicas by default. `gone`: the lost nodes."""
+    """Each node is broker and controller in its own rack. `gone`: the lost nodes."""
 
     folder: Path
     ports: dict[int, Ports]
@@ -77,23 +66,11 @@ class KafkaCluster:
             },
         }
 
-    def admin(self) -> Any:
-        return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
+    def admin(self) -> closing[Any]:
+        return kafka_admin.admin_of(self.super_servers.split(","))
 
     def allow(self, topic: str, group: str) -> None:
-        """Create the ACLs that docs/reference/requirements.md requires."""
-        topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
-        rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
-        rights.append((ResourceType.GROUP, group, ACLOperation.READ))
-        admin = self.admin()
-        acls = [
-            ACL(
-                f"User:{USER}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name)
-            )
-            for kind, name, operation in rights
-        ]
-        admin.create_acls(acls)
-        admin.close()
+        kafka_admin.grant_reading(self.super_servers.split(","), [USER], topic, group)
 
     def create(
         self,
@@ -109,43 +86,27 @@ class KafkaCluster:
             wanted["num_partitions"] = partitions
         else:
             wanted["assignments"] = {p: list(replicas) for p in range(partitions)}
-        admin = self.admin()
-        admin.create_topics({topic: wanted})
-        admin.close()
+        with self.admin() as admin:
+            admin.create_topics({topic: wanted})
         self.await_in_sync(topic, 1)
 
     def delete(self, *topics: str) -> None:
-        admin = self.admin()
-        admin.delete_topics(list(topics))
-        admin.close()
+        with self.admin() as admin:
+            admin.delete_topics(list(topics))
 
     def lead_by(self, topic: str, *nodes: int) -> None:
         """Reassign a topic of one partition to these nodes, and wait until the first leads it."""
         place = TopicPartition(topic, 0)
-        admin = self.admin()
-        admin.alter_partition_reassignments({place: list(nodes)})
-        admin.close()
+        with self.admin() as admin:
+            admin.alter_partition_reassignments({place: list(nodes)})
         # The controller moves leadership to the preferred leader by itself.
         wait_for(lambda: self.leaders(topic) == [nodes[0]], f"node {nodes[0]} to lead", 60, 0.3)
 
     def set_topic(self, topic: str, **configs: str) -> None:
-        self._alter(ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs))
+        kafka_admin.set_topic(self.super_servers.split(","), topic, **configs)
 
     def compact_soon(self) -> None:
-        """Make each broker check for logs to compact every 0.5 s instead of every 15 s."""
-        for node in self.ports:
-            self._alter(
-                ConfigResource(
-                    ConfigResourceType.BROKER, str(node), configs={"log.cleaner.backoff.ms": "500"}
-                )
-            )
-
-    def _alter(self, resource: Any) -> None:
-        admin = self.admin()
-        try:
-            admin.alter_configs([resource])
-        finally:
-            admin.close()
+        kafka_admin.compact_soon(self.super_servers.split(","), *self.ports)
 
     @contextmanager
     def quota(self, name: str, value: int) -> Iterator[None]:
@@ -161,12 +122,9 @@ class KafkaCluster:
         if not tools.exists():
             tools.mkdir()
             write_scripts(tools)
-        command = [
-            str(tools / "kafka-configs.sh"), "--bootstrap-server", self.super_servers, "--alter",
-        ]  # fmt: skip
-        command += ["--entity-type", "users", "--entity-name", USER, *change]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
+        of_user = ("--entity-type", "users", "--entity-name", USER)
+        command = (tools / "kafka-configs.sh", "--bootstrap-server", self.super_servers)
+        output_of(*command, "--alter", *of_user, *change, seconds=60)
 
     def sent_bytes(self, node: int) -> int:
         """Return the bytes that a node has written to files and connections since its start."""
@@ -212,15 +170,11 @@ class KafkaCluster:
         self.gone.add(node)
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """Return the brokers' metadata of each partition: leader_id, isr_nodes and more; empty if
-        they do not answer."""
+        """Each partition's metadata (leader_id, isr_nodes, …); empty without an answer."""
         try:
-            admin = self.admin()
-            try:
+            with self.admin() as admin:
                 [described] = admin.describe_topics([topic])
                 return sorted(described["partitions"], key=lambda p: int(p["partition_index"]))
-            finally:
-                admin.close()
         except (KafkaError, OSError, ValueError):
             return []
 
@@ -253,11 +207,7 @@ class KafkaCluster:
                 "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c",
                 str(self._properties(node)),
             ]  # fmt: skip
-            command = [*self._jvm(node), *tool]
-            done = subprocess.run(
-                command, env=_java_path(), capture_output=True, text=True, timeout=60
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+            output_of(*self._jvm(node), *tool, env=_java_path(), seconds=60)
 
     def _settings(self, node: int) -> dict[str, object]:
         ports = self.ports[node]

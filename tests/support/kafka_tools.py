@@ -22,8 +22,7 @@ _CLASSES = {
 
 
 def write_scripts(folder: Path) -> None:
-    """Write the scripts of the tools into a folder. The jar that the broker lacks is downloaded
-    once into the cache."""
+    """Write the tools' scripts into a folder. A jar that the broker lacks is downloaded once."""
     broker = ensure_jars().broker
     [version] = [jar.stem.partition("-")[2] for jar in broker if jar.stem.startswith("kafka_2.13-")]
     home = cache_folder() / "bin" / f"kafka-tools-{version}"

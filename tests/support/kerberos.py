@@ -1,5 +1,4 @@
-"""A Kerberos KDC (Debian's krb5-kdc) with the keytabs of a broker and a client, and the package
-gssapi."""
+"""A Kerberos KDC (Debian's krb5-kdc), keytabs of a broker and a client, the package gssapi."""
 
 import os
 import shutil
@@ -8,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import programs
 from maven import cached
 from servers import serving
 
@@ -65,19 +66,11 @@ class Realm:
 
 
 def _install() -> None:
-    if shutil.which("krb5kdc", path=f"{os.environ['PATH']}:/usr/sbin"):
-        return
-    assert os.geteuid() == 0 and shutil.which("apt-get"), (
-        "expected krb5kdc on the PATH, found none; install " + " ".join(_DEBIAN)
-    )
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["update", "-qq"],
-        ["install", "-y", "-qq", "--no-install-recommends", *_DEBIAN],
-    ):
-        subprocess.run(
-            ["apt-get", *command], env=quiet, check=True, capture_output=True, timeout=600
-        )
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if shutil.which("krb5kdc", path=path) is None:
+        programs.install(*_DEBIAN)
+    missing = "expected krb5kdc on the PATH, found none; install " + " ".join(_DEBIAN)
+    assert shutil.which("krb5kdc", path=path), missing
 
 
 def gssapi_folder() -> Path:
@@ -86,13 +79,8 @@ def gssapi_folder() -> Path:
     _install()
 
     def fill(folder: Path) -> None:
-        command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
-        subprocess.run(
-            [*command, "--target", str(folder), _GSSAPI],
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
+        command = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
+        programs.output_of(*command, "--target", folder, _GSSAPI, seconds=600)
 
     return cached(f"{_GSSAPI}-{sys.version_info.major}.{sys.version_info.minor}", 900, fill)
 
@@ -113,9 +101,7 @@ def running_kdc(folder: Path, seconds: int) -> Iterator[Realm]:
         "PATH": f"{os.environ['PATH']}:/usr/sbin",
     }
 
-    def ask(*command: str) -> None:
-        subprocess.run(command, env=os.environ | given, check=True, capture_output=True, timeout=60)
-
+    ask = partial(programs.output_of, env=os.environ | given, seconds=60)
     ask("kdb5_util", "create", "-s", "-r", REALM, "-P", "master-of-the-test")
     for principal, keytab in ((SERVICE, realm.service_keytab), (USER, realm.keytab)):
         ask("kadmin.local", "-q", f"addprinc -randkey {principal}")
@@ -127,7 +113,6 @@ def running_kdc(folder: Path, seconds: int) -> Iterator[Realm]:
         return done.returncode == 0
 
     kdc = shutil.which("krb5kdc", path=given["PATH"]) or "krb5kdc"
-    with serving(
-        [kdc, "-n", "-P", str(folder / "kdc.pid")], folder / "kdc.log", answers, 60, given
-    ):
+    command = [kdc, "-n", "-P", str(folder / "kdc.pid")]
+    with serving(command, folder / "kdc.log", answers, 60, given):
         yield realm

@@ -18,8 +18,7 @@ _PRELOADED = [
 
 
 def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | None:
-    """Call a module's function in a separate process, with the fail point `at` armed. Return the
-    exit code."""
+    """Call a module's function in another process with a fail point armed; its exit code."""
     context = multiprocessing.get_context("forkserver")
     # The fork server imports the dependencies of test modules once. It cannot find the test modules
     # themselves.

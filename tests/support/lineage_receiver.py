@@ -1,5 +1,4 @@
-"""A receiver of OpenLineage events that accepts only events valid by the official schemas; it can
-fail, hang and recover."""
+"""A receiver of OpenLineage that accepts only what is valid; it can fail, hang and recover."""
 
 import json
 import threading
@@ -41,8 +40,7 @@ _REGISTRY: Any = Registry().with_resources(
 
 
 def problems(event: dict[str, Any]) -> list[str]:
-    """Return the violations of the schemas that an event and its facets name, and facets under keys
-    that their schema does not have."""
+    """Return violations of the schemas of an event and its facets, and unknown facets' keys."""
     found = _unlike(event["schemaURL"], event, "event")
     found += _unlike(_EVENT, event, "event")
     places = [("run", event["run"].get("facets", {})), ("job", event["job"].get("facets", {}))]
@@ -70,9 +68,7 @@ def _unlike(url: str, value: Any, place: str) -> list[str]:
         return [f"{place}: {url} is none of the official schemas"]
     schema = {"$ref": f"{id}#{pointer}" if pointer else id}
     validator = Draft202012Validator(schema, registry=_REGISTRY, format_checker=FormatChecker())
-    return [
-        f"{place}: {error.json_path}: {error.message}" for error in validator.iter_errors(value)
-    ]
+    return [f"{place}: {e.json_path}: {e.message}" for e in validator.iter_errors(value)]
 
 
 class LineageReceiver:

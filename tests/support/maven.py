@@ -1,8 +1,9 @@
 """Downloads for tests: from Maven Central, with the Ivy of the pyspark wheel, and into the cache."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+from programs import output_of
 
 from anabranch.common.temporary import locked
 from anabranch.spark.jars import cache_folder
@@ -10,8 +11,7 @@ from anabranch.spark.java import require_java, spark_home
 
 
 def cached(name: str, within: float, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, which `fill` fills once; other processes wait for it `within`
-    these seconds."""
+    """Return a folder of the cache that `fill` fills once; others wait `within` seconds."""
     folder = cache_folder() / "bin" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / f"{name}.lock", within, lambda: None):
@@ -27,7 +27,6 @@ def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:
     into.mkdir(parents=True, exist_ok=True)
     (into / "ivy.xml").write_text(ivy_xml)
     ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]
-    command = [str(require_java()), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
-    command += ["-ivy", str(into / "ivy.xml"), "-retrieve", f"{into}/{pattern}"]
-    resolved = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert resolved.returncode == 0, resolved.stdout[-2000:]
+    command = [require_java(), "-jar", ivy, "-cache", cache_folder() / "ivy"]
+    command += ["-ivy", into / "ivy.xml", "-retrieve", f"{into}/{pattern}"]
+    output_of(*command, seconds=600)

@@ -25,8 +25,7 @@ TESTS = ("tests/unit", "tests/model", "tests/integration")
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault: in `file`, the text `right` is replaced by `wrong`. `nearest`: the tests that run
-    first."""
+    """In `file`, `right` is replaced by `wrong`. `nearest`: the tests that run first."""
 
     name: str
     file: str
@@ -151,19 +150,18 @@ def failing(folder: Path, *tests: str) -> list[str]:
 
 
 def caught_by(mutation: Mutation, whole: bool) -> list[str]:
-    """Return the tests that catch a fault. Raises SystemExit if the file does not contain the text
-    exactly once."""
+    """Return the tests that catch a fault. Raises SystemExit if its text is not there once."""
     with tempfile.TemporaryDirectory(prefix="anabranch-mutation-") as name:
         folder = Path(name)
         copied(folder)
         file = folder / mutation.file
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text("utf-8")
         if text.count(mutation.right) != 1:
             raise SystemExit(
                 f"{mutation.file}: expected once {mutation.right!r}, found it "
                 f"{text.count(mutation.right)} times"
             )
-        file.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
+        file.write_text(text.replace(mutation.right, mutation.wrong), "utf-8")
         return (failing(folder, *mutation.nearest) if not whole else []) or failing(folder, *TESTS)
 
 

@@ -15,18 +15,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "follow-changes
 
 def code_of_page(section: str) -> str:
     """Return the first Python block of a section of docs/how-to/follow-changes.md."""
-    return (
-        PAGE.read_text("utf-8")
-        .partition(f"\n{section}\n")[2]
-        .partition("```python\n")[2]
-        .partition("```")[0]
-    )
+    text = PAGE.read_text("utf-8").partition(f"\n{section}\n")[2]
+    return text.partition("```python\n")[2].partition("```")[0]
 
 
 @contextmanager
 def consumer(one: World, own: Path) -> Iterator[None]:
-    """Run the page's consumer, which follows the stream into its own database, and kill it at the
-    end of the `with`."""
+    """Run the page's consumer into its own database, and kill it at the end of the `with`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
     code = (
@@ -57,3 +52,10 @@ def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int
             )
         except sqlite3.OperationalError:
             return [], []
+
+
+def complete(one: World) -> list[tuple[int, int, str]]:
+    """The rows of the accepted hours in `main`, as `consumed` has them."""
+    accepted = one.state.accepted
+    rows = [r for r in one.rows() if r["ingest_hour"] in accepted]
+    return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)

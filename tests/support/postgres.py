@@ -5,14 +5,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import programs
 import psycopg2
+from waiting import wait_for
 
 from anabranch.dev.services.processes import HOST, free_port
 
@@ -21,8 +22,7 @@ _GATE = 4711  # the advisory lock that a held commit waits for
 
 
 def find_server() -> Path:
-    """Return the folder of initdb and postgres; root installs them with apt-get if they are
-    missing. Raises RuntimeError otherwise."""
+    """Return the folder of initdb and postgres, installed if they are missing."""
     if folder := _installed():
         return folder
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -31,24 +31,15 @@ def find_server() -> Path:
         conf.parent.mkdir(parents=True, exist_ok=True)
         if not conf.exists():
             conf.write_text("create_main_cluster = false\n")
-        quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(
-            ["apt-get", "update", "-qq"], env=quiet, check=True, capture_output=True, timeout=300
-        )
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "postgresql"]
-        subprocess.run(install, env=quiet, check=True, capture_output=True, timeout=600)
+        programs.install("postgresql")
         if folder := _installed():
             return folder
-    raise RuntimeError(
-        "postgres: expected initdb on the PATH or in /usr/lib/postgresql, found none; install "
-        "PostgreSQL"
-    )
+    raise RuntimeError("expected initdb on the PATH, found none: install PostgreSQL")
 
 
 def _installed() -> Path | None:
-    candidates = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3])
-    )
+    found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    candidates = sorted(found, key=lambda p: int(p.parts[-3]))
     on_path = shutil.which("initdb")
     return candidates[-1].parent if candidates else Path(on_path).parent if on_path else None
 
@@ -67,36 +58,28 @@ class Postgres:
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         log = (self.folder / "postgres.log").open("ab")
-        settings = [
-            "listen_addresses=" + HOST,
-            f"unix_socket_directories={self.folder}",
-            f"fsync={'on' if self.fsync else 'off'}",
-        ]
-        command = [
-            str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port),
-        ]  # fmt: skip
-        for setting in settings:
-            command += ["-c", setting]
+        command = [f"{self.binaries}/postgres", "-D", f"{self.folder}/data", "-p", str(self.port)]
+        command += ["-c", f"listen_addresses={HOST}"]
+        command += ["-c", f"unix_socket_directories={self.folder}"]
+        command += ["-c", f"fsync={'on' if self.fsync else 'off'}"]
         with log:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 user=self.owner,
             )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.connect("postgres").close()
-                return
-            except psycopg2.OperationalError:
-                text = (self.folder / "postgres.log").read_text()[-2000:]
-                assert time.monotonic() < deadline, (
-                    f"expected PostgreSQL to answer within 60 s; its log ends:\n{text}"
-                )
-                time.sleep(0.05)
+        wait_for(self._answers, "PostgreSQL to answer", 60)
+
+    def _answers(self) -> bool:
+        log = (self.folder / "postgres.log").read_text()[-2000:]
+        assert self.process is not None and self.process.poll() is None, f"it ended:\n{log}"
+        try:
+            self.connect("postgres").close()
+        except psycopg2.OperationalError:
+            return False
+        return True
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stop the server. SIGINT is a fast shutdown; SIGQUIT an immediate one, as if the machine
-        failed."""
+        """Stop it: SIGINT is a fast shutdown, SIGQUIT as if the machine failed."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(timeout=60)
@@ -121,11 +104,8 @@ class Postgres:
             connection.close()
 
     def guard_commits(self, spark: bool) -> None:
-        """Make commits of Spark's staging (else of PyIceberg's publishes) wait during
-        `holding_commits`.
-
-        A deferred trigger runs within COMMIT: before it nothing is decided, after it everything is.
-        """
+        """Make commits of Spark's staging (else of PyIceberg's publishes) wait in `holding_commits`: a
+        deferred trigger runs within COMMIT, before which nothing is decided."""
         who = "=" if spark else "<>"
         self.execute(
             f"""
@@ -168,8 +148,7 @@ class Postgres:
 
 @contextmanager
 def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
-    """Run a new server with an empty database within a `with`; not as root, which PostgreSQL
-    refuses."""
+    """Run a new server with an empty database within a `with`; PostgreSQL refuses root."""
     binaries = find_server()
     owner = "postgres" if os.geteuid() == 0 else None
     # Not in pytest's folders: only their owner may access them.
@@ -182,15 +161,9 @@ def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
         password.write_text(PASSWORD)
         if owner is not None:
             shutil.chown(password, owner)
-        command = [
-            str(binaries / "initdb"), "-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256",
-            "--no-sync",
-        ]  # fmt: skip
-        command += [f"--pwfile={password}"]
-        made = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, user=owner, timeout=120
-        )
-        assert made.returncode == 0, made.stderr
+        command = [binaries / "initdb", "-D", folder / "data", "-U", USER, "-A", "scram-sha-256"]
+        command += ["--no-sync", f"--pwfile={password}"]
+        programs.output_of(*command, cwd=folder, user=owner)
         server.start()
         server.execute(f"CREATE DATABASE {DATABASE}", "postgres")
         yield server

@@ -1,24 +1,19 @@
 """Print the size of the project: `.venv/bin/python tests/support/project_size.py`."""
 
 import re
-import subprocess
-from pathlib import Path
 
 import click
 import configuration_page
+from programs import ROOT, output_of
 
 from anabranch import cli
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ("anabranch/", "batch_layer/", "dags/", "serving_layer/", "speed_layer/")
 
 
 def main() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     # A link counts once, as the file that it names.
-    paths = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    paths = [name for name in output_of("git", "ls-files").splitlines() if (ROOT / name).is_file()]
     files = [name for name in paths if not (ROOT / name).is_symlink()]
     source = [name for name in files if name.startswith(SOURCE) and name.endswith(".py")]
     tests = [name for name in files if name.startswith("tests/") and name.endswith(".py")]
@@ -38,7 +33,7 @@ def main() -> None:
 
 
 def text(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
+    return (ROOT / name).read_text("utf-8")
 
 
 def commands(group: click.Group) -> int:

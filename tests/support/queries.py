@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def run_query(
     sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None
 ) -> pa.Table:
-    """Return the whole result of `open_query`, with each table as it is, or as of a tag, branch,
-    snapshot id or time."""
+    """Return all of `open_query`, tables as of now, or of a tag, branch, snapshot id or time."""
     with open_query(sql, sources(tables, as_of), catalog=catalog) as answer:
         return answer.rows.read_all()
 

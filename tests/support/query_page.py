@@ -1,18 +1,16 @@
-"""docs/how-to/query.md for tests: its code by section, a stream for its queries, and the results in
-Python."""
+"""docs/how-to/query.md: its code by section, a stream for its queries, the results in Python."""
 
 import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
-from world import World, event
+from programs import output_of
+from world import Make, World, event
 
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.offsets.hours import start_of
@@ -45,7 +43,7 @@ json.dump(answers, sys.stdout)
 """
 
 
-def queried_world(world: Callable[..., World]) -> tuple[World, str]:
+def queried_world(world: Make) -> tuple[World, str]:
     """Return a stream with published records, and their day, which replaces the page's day."""
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     one = world(schema=SCHEMA, partitions=2)
@@ -68,8 +66,7 @@ def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
 
 
 def _send(world: World, day: str) -> None:
-    """Send events of three hours, some of them late, and events of one player at the boundaries of
-    time windows."""
+    """Send events of three hours, some late, and one player's at the ends of time windows."""
     values = []
     for i in range(240):
         at = start_of(f"{day}T09") + timedelta(minutes=i * 45 / 60, seconds=i % 7)
@@ -83,20 +80,15 @@ def _send(world: World, day: str) -> None:
 
 
 def run_python(one: World, sections: dict[str, list[str]]) -> dict[str, list[list[list[Any]]]]:
-    """Run sections in a separate process, as a reader would: with the catalog in PyIceberg's own
-    file, and PyIceberg's own file system."""
-    properties = {
-        k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"
-    }
+    """Run sections in another process, with PyIceberg's own catalog file and file system."""
+    properties = catalog_properties(one.job.environment)
+    properties = {k: v for k, v in properties.items() if k != "py-io-impl"}
     (one.folder / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {"lake": properties}}))
     environment = os.environ | {
         "PYICEBERG_HOME": str(one.folder),
         "ANABRANCH_CONF": str(one.folder),
     }
-    command, given = [sys.executable, "-c", RUN], json.dumps(sections)
-    done = subprocess.run(
-        command, input=given, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    answers: dict[str, list[list[list[Any]]]] = json.loads(done.stdout)
+    given = json.dumps(sections)
+    printed = output_of(sys.executable, "-c", RUN, input=given, env=environment)
+    answers: dict[str, list[list[list[Any]]]] = json.loads(printed)
     return answers

@@ -1,8 +1,6 @@
 """Hours of very many micro-batches, with Kafka, S3, both layers and maintenance as processes.
 
-The records have timestamps of past hours, so that hundreds of micro-batches of one hour do not take
-an hour. The speed layer uses S3 through a proxy that counts its requests, from which the cost of a
-micro-batch follows.
+Records have timestamps of past hours. A proxy counts the speed layer's requests of S3.
 """
 
 import math
@@ -55,8 +53,7 @@ _LOOK_EVERY_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One publish of the speed layer, as logged. `seconds`: from its decision to the end of its
-    commit."""
+    """A publish of the speed layer, as logged. `seconds`: from decision to end of commit."""
 
     offsets: int
     hours: tuple[str, ...]
@@ -65,8 +62,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the running stream: publishes and costs of the speed layer since its last start,
-    and the files that a reader of its current hour would open."""
+    """Publishes and costs since the speed layer's last start; files a reader would open."""
 
     start: int
     micro_batches: int
@@ -106,9 +102,8 @@ class Start:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        matches = (
-            _PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines()
-        )
+        lines = whole.decode("utf-8", "replace").splitlines()
+        matches = map(_PUBLISHED.search, lines)
         self._found += [
             MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3]))
             for m in matches
@@ -131,8 +126,7 @@ class RealHours:
         self._before = 0
 
     def send(self, hour: str, micro_batches: int) -> None:
-        """Send the records of `micro_batches` micro-batches, with timestamps in the hour. Hours have
-        to be sent oldest first."""
+        """Send the records of micro-batches with timestamps in the hour; oldest hours first."""
         events = math.ceil(micro_batches * OFFSETS / _SLICES)
         for number in range(_SLICES):
             sent = produce_events(
@@ -149,8 +143,7 @@ class RealHours:
             self.acks += sent.acks
 
     def apply(self) -> None:
-        """Create the tables. Micro-batches follow each other at once, and each maintenance drops the
-        speed layer's rows of accepted hours."""
+        """Create the tables; maintenance drops the speed layer's rows of accepted hours at once."""
         self.space.set_speed(STREAM, trigger="0 seconds", max_offsets_per_trigger=OFFSETS)
         file = self.space.conf / "streams" / f"{STREAM}.yaml"
         stream = yaml.safe_load(file.read_text())
@@ -188,12 +181,8 @@ class RealHours:
 
     def micro_batches(self, hour: str | None = None) -> list[MicroBatch]:
         """Return the publishes of all starts of the speed layer, of one hour or all."""
-        return [
-            m
-            for start in self.starts
-            for m in start.micro_batches()
-            if hour is None or hour in m.hours
-        ]
+        every = [m for start in self.starts for m in start.micro_batches()]
+        return [m for m in every if hour is None or hour in m.hours]
 
     def look(self) -> Look:
         """Look at the stream, and keep the result."""
@@ -216,8 +205,7 @@ class RealHours:
         return seen
 
     def until(self, condition: Callable[[], bool], what: str, *alive: Running) -> None:
-        """Wait for a condition, and look at the stream every few seconds. Raises Terminal if a
-        process of `alive` ends before."""
+        """Wait, and look at the stream meanwhile. Terminal if a process of `alive` ends."""
         due = 0.0
 
         def check() -> None:
@@ -282,8 +270,7 @@ class RealHours:
         return {view["hour"]: view for view in plain(views.hours(self.job))}
 
     def require_exact(self) -> None:
-        """Assert that every acknowledged record is in `main` once, is a dead letter or a duplicate,
-        and that the audit agrees."""
+        """Assert that each acknowledged record is a row, a dead letter or a duplicate; audit."""
         comparison = audit.audit(self.job, self.acks, audit.game_event_as_sent)
         for line in comparison.sentences():
             self.space.story.say(line)
@@ -296,8 +283,7 @@ class RealHours:
         self.space.run("audit", STREAM)
 
     def windows(self, hour: str, length: int) -> list[Window]:
-        """Return the costs of an hour's micro-batches in windows of at least `length`, each of one
-        start of the speed layer."""
+        """The costs of an hour's micro-batches, at least `length` of one start at a time."""
         windows, done = [], 0
         for start, published in enumerate((s.micro_batches() for s in self.starts), 1):
             looks = [x for x in self.looks if x.start == start and x.hour == hour and x.cpu]
@@ -351,8 +337,7 @@ class RealHours:
 
 
 def _cpu(running: Running) -> dict[str, float]:
-    """Return the CPU seconds of a command's processes so far, by program name; empty once the
-    command has ended."""
+    """Return the CPU seconds of a command's processes, by program; empty once it has ended."""
     used: dict[str, float] = {}
     for process in running._members():
         with suppress(psutil.Error):

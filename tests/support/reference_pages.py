@@ -1,8 +1,5 @@
-"""The pages in docs/reference that are generated from code: cli.md (commands) and configuration.md
-(configuration keys).
-
-`make docs` writes them. `--check` only compares them, and exits with 1 if one is out of date.
-"""
+"""The pages in docs/reference that are generated from code: cli.md and configuration.md. `make docs`
+writes them; `--check` only compares them, and exits with 1 if one is out of date."""
 
 import inspect
 import textwrap
@@ -78,8 +75,7 @@ def pages() -> dict[str, str]:
 
 
 def markdown(command: click.Command, name: str = "anabranch") -> str:
-    """Return the page of a command and its subcommands; the same text on every machine and
-    terminal."""
+    """Return the page of a command and its subcommands; the same text everywhere."""
     shared = _table("option", list(_SHARED.items())).partition("|---|---|\n")[2]
     head = _HEAD.replace("SHARED_ROWS", shared)
     sections = [head, *(_section(context) for context in _contexts(command, name, None))]
@@ -137,9 +133,7 @@ def _section(context: click.Context) -> str:
 
 def _table(head: str, rows: list[tuple[str, str]]) -> str:
     lines = [f"| {head} | meaning |", "|---|---|"]
-    lines += [
-        f"| `{_cell(names)}` | {_cell(' '.join(meaning.split()))} |" for names, meaning in rows
-    ]
+    lines += [f"| `{_cell(names)}` | {_cell(' '.join(text.split()))} |" for names, text in rows]
     return "\n".join(lines)
 
 
@@ -148,8 +142,7 @@ def _cell(value: str) -> str:
 
 
 def _paragraphs(value: str | None) -> str:
-    """Return help text as Markdown. As in click, \\b keeps a paragraph's lines, and \\f ends the
-    text."""
+    """Return help text as Markdown. As in click, \\b keeps a paragraph's lines; \\f ends all."""
     shown = []
     for paragraph in inspect.cleandoc((value or "").partition("\f")[0]).split("\n\n"):
         if paragraph.strip().startswith("\b"):
@@ -176,9 +169,9 @@ def generate(context: click.Context, check: bool, out: Path) -> None:
         page = out / name
         if not check:
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(expected, encoding="utf-8")
+            page.write_text(expected, "utf-8")
             click.echo(f"wrote {page}")
-        elif not page.is_file() or page.read_text(encoding="utf-8") != expected:
+        elif not page.is_file() or page.read_text("utf-8") != expected:
             stale = True
             click.echo(
                 f"{page}: expected what the code says, found otherwise (run: make docs)", err=True

@@ -1,5 +1,4 @@
-"""A schema registry with Confluent's REST API: Apicurio from Maven Central, with in-memory
-storage."""
+"""A schema registry with Confluent's REST API: Apicurio, with in-memory storage."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import subprocess
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
 
 if TYPE_CHECKING:
-    from world import World
+    from world import Make, World
 
 VERSION = "2.6.13.Final"  # later ones need Java 21
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
@@ -84,8 +83,7 @@ class SchemaRegistry:
         kind: str = "AVRO",
         references: dict[str, str] | None = None,
     ) -> int:
-        """Register a version of a subject, and return the schema's id. `references`: the subject of
-        each name to which it refers, in its first version."""
+        """Register a version of a subject that refers to `references`; return the schema's id."""
         body = {
             "schema": schema if isinstance(schema, str) else json.dumps(schema),
             "schemaType": kind,
@@ -126,9 +124,8 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
             server.resume()
 
 
-def new_avro_stream(make: Callable[..., World], registry: SchemaRegistry) -> tuple[World, str]:
-    """Create a stream of Avro with one column `id`, its topic and tables. Return it with the name of
-    its subject, which has no schema yet."""
+def new_avro_stream(make: Make, registry: SchemaRegistry) -> tuple[World, str]:
+    """Create a stream of Avro with one column `id`; return it and its subject, still empty."""
     subject = f"avro-{uuid.uuid4().hex}-value"
     one = make(
         registry.url, schema="id STRING NOT NULL", event_time=None, key="id",

@@ -1,5 +1,4 @@
-"""An Iceberg REST catalog: the server of Iceberg's REST compatibility kit, with its tables in an
-SQLite file."""
+"""The server of Iceberg's REST compatibility kit, with its tables in an SQLite file."""
 
 import hashlib
 import os
@@ -43,8 +42,7 @@ _READY_SECONDS = 120.0
 
 
 def ensure_server() -> Path:
-    """Return the folder of the server's jars, which are downloaded once into the cache and compared
-    with rest_catalog.sha256."""
+    """Return the folder of the server's jars, loaded once and compared by rest_catalog.sha256."""
 
     def fill(part: Path) -> None:
         retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
@@ -60,8 +58,7 @@ def _expected() -> dict[str, str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """Return `{"avro-1.12.1.jar": sha256}` of a folder. rest_catalog.sha256 has it in the format of
-    sha256sum."""
+    """Return `{"avro-1.12.1.jar": sha256}` of a folder, as rest_catalog.sha256 has it."""
     return {
         jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()
         for jar in sorted(folder.glob("*.jar"))
@@ -80,8 +77,7 @@ class RestCatalog:
 def running_rest_catalog(
     folder: Path, warehouse: str, s3_endpoint: str | None = None
 ) -> Iterator[RestCatalog]:
-    """Run a new, empty catalog within a `with`. Its keys for S3 are from the environment; without
-    an endpoint, its warehouse is a local folder."""
+    """Run a new catalog within a `with`. Without an endpoint its warehouse is a local folder."""
     ours = ensure_jars().spark
     mine = sorted(ensure_server().glob("*.jar"))
     mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]

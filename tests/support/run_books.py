@@ -1,5 +1,4 @@
-"""docs/runbooks.md and the other pages for operators, for tests: their entries, and every command
-that a page names."""
+"""The runbooks and other pages for operators: their entries, and every command of a page."""
 
 import re
 import shlex
@@ -8,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("runbooks", "how-to/change-a-schema", "how-to/deploy/monitoring", "reference/quality-gate")
 """The pages whose commands a test runs as printed."""
-PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
-TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
+PAGE = (ROOT / "docs" / "runbooks.md").read_text("utf-8")
+TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in PAGES)
 
 _PROGRAMS = (
     r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
@@ -21,12 +20,8 @@ _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 def commands() -> set[str]:
     """Return every command of the pages, on one line. Output of programs (```text) does not count,
     nor a mere name such as `anabranch audit` if a longer command begins with it."""
-    fenced = [
-        line
-        for kind, body in _FENCE.findall(TEXT)
-        if kind != "text"
-        for line in map(str.strip, body.splitlines())
-    ]
+    blocks = [body for kind, body in _FENCE.findall(TEXT) if kind != "text"]
+    fenced = [line.strip() for body in blocks for line in body.splitlines()]
     spans = re.findall(r"`([^`]+)`", _FENCE.sub("", TEXT))
     found = {" ".join(span.split()) for span in (*fenced, *spans)}
     found = {span for span in found if _COMMAND.fullmatch(span)}
@@ -38,11 +33,8 @@ def commands() -> set[str]:
 
 
 def printed(command: str, **values: str) -> str:
-    """Return a command exactly as in a page, with words in capitals replaced as an operator does.
-
-    `tests/unit/docs/test_run_books.py` reads the calls of this function, and fails for a command of
-    a page that no test uses.
-    """
+    """Return a command of a page with words in capitals replaced. tests/unit/docs/test_run_books.py
+    reads the calls, and fails for a command of a page that no test uses."""
     assert command in commands(), f"docs: expected a page with the command {command}, found none"
     for name, value in values.items():
         replaced = re.sub(rf"\b{name}\b", lambda _, v=value: v, command)  # type: ignore[misc]

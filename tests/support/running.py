@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 from pyiceberg.table.snapshots import Operation
+from waiting import wait_for
 from world import World
 
 from anabranch.iceberg.snapshots import PUBLISH_ID, ancestors_to_last_publish
@@ -58,22 +59,24 @@ def speed_running(
     one: World, note_progress: Callable[[], None] = lambda: None
 ) -> Iterator[SpeedJob]:
     """Run the speed job of a stream within a `with`."""
-    with running_beside(
-        SpeedJob(one.job, one.spark, False, note_progress), f"speed-{one.name}"
-    ) as job:
+    job = SpeedJob(one.job, one.spark, False, note_progress)
+    with running_beside(job, f"speed-{one.name}"):
         yield job
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
     """Return the logged lines that match, in order."""
-    return [
-        message for record in list(caplog.records) if pattern.search(message := record.getMessage())
-    ]
+    messages = [record.getMessage() for record in list(caplog.records)]
+    return [message for message in messages if pattern.search(message)]
+
+
+def await_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until a failure is logged with its next try."""
+    wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "a failure to be logged with its next try")
 
 
 def publishes(one: World, branch: str = "speed") -> list[Any]:
-    """Return the snapshots of a branch that added rows: one for each publish. Compactions
-    (`replace`) do not count."""
+    """Return the snapshots of a branch that added rows: one for each publish, no compaction."""
     table = one.lake.load(one.job.stream.table)
     snapshots, link = [], ancestors_to_last_publish(table, branch)[0]
     while True:

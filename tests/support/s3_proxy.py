@@ -37,16 +37,13 @@ class Authority:
         """Write a keystore with a certificate of this machine."""
         issued = self.issuer.issue_cert(HOST)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
-        own, *chain = [
-            x509.load_pem_x509_certificate(one.bytes()) for one in issued.cert_chain_pems
-        ]
+        own, *chain = [x509.load_pem_x509_certificate(x.bytes()) for x in issued.cert_chain_pems]
         secret = BestAvailableEncryption(STORE_PASSWORD.encode())
         file.write_bytes(pkcs12.serialize_key_and_certificates(b"s3", key, own, chain, secret))  # type: ignore[arg-type]
         return file
 
     def trust(self, store: Path) -> str:
-        """Create a trust store with this authority as in docs/how-to/deploy/services.md, and return
-        the Java options for it."""
+        """Create the trust store of docs/how-to/deploy/services.md; return its Java options."""
         keytool = require_java().resolve().with_name("keytool")
         command = [
             str(keytool), "-importcert", "-noprompt", "-alias", "s3", "-file", str(self.file),
@@ -73,8 +70,7 @@ def new_authority(folder: Path) -> Authority:
 
 @contextmanager
 def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterator[int]:
-    """Run a new server with the local keys within a `with`, and provide its port. It ignores
-    session tokens, which its keys do not have."""
+    """Run a new server with the local keys within a `with`; it ignores session tokens. Its port."""
     port, file = free_port(), folder / "s3.properties"
     (folder / "data").mkdir()
     properties = s3_server.server_properties(port, ACCESS_KEY, SECRET_KEY, folder / "data")
@@ -86,7 +82,7 @@ def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterat
             "s3proxy.keystore-path": authority.keystore(folder / "s3.p12"),
             "s3proxy.keystore-password": STORE_PASSWORD,
         }
-    file.write_text(properties_text(properties), encoding="utf-8")
+    file.write_text(properties_text(properties), "utf-8")
 
     def answers() -> bool:
         if authority is None:

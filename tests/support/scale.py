@@ -35,8 +35,7 @@ PER_PARTITION = 1000
 
 @dataclass
 class Cost:
-    """The cost of one step: wall and CPU seconds, and the number of files that were opened for
-    reading and writing, by kind."""
+    """The cost of one step: wall and CPU seconds, and the files that were opened, by kind."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -82,12 +81,8 @@ def measured() -> Iterator[Cost]:
 def median_of(costs: Sequence[Cost]) -> Cost:
     """Return a typical cost: medians of the times, and the counts of the median by requests."""
     middle = sorted(costs, key=lambda c: c.requests)[len(costs) // 2]
-    return Cost(
-        statistics.median(c.wall for c in costs),
-        statistics.median(c.cpu for c in costs),
-        middle.read,
-        middle.written,
-    )
+    wall, cpu = ([getattr(c, name) for c in costs] for name in ("wall", "cpu"))
+    return Cost(statistics.median(wall), statistics.median(cpu), middle.read, middle.written)
 
 
 class ScaledStream:
@@ -117,9 +112,8 @@ class ScaledStream:
         return self.publish_micro_batch(state, hour, made)
 
     def publish_micro_batch(self, state: State, hour: str, made: tuple[object, ...]) -> Outcome:
-        offsets = {
-            p: state.position.offsets.get(p, 0) + PER_PARTITION for p in range(self.partitions)
-        }
+        ends = state.position.offsets
+        offsets = {p: ends.get(p, 0) + PER_PARTITION for p in range(self.partitions)}
         to_main = made if state.served_by(hour) == "speed" else ()
         changes = (Change("speed", made), Change("main", to_main))  # type: ignore[arg-type]
         publish = Publish(new_id(), changes, state.timeline, Position("t", offsets))
@@ -177,14 +171,11 @@ class ScaledStream:
         return tries
 
     def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
-        """Accept many hours in one commit, with files that were never staged: the history at the
-        begin of a measurement."""
+        """Accept many hours in one commit, of files that were never staged: a history."""
         state = self.lake.state()
         cuts = state.cuts
         staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
-        rebuilt = [
-            Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()
-        ]
+        rebuilt = [Rebuilt(h, Accepted(1, cuts[h]), staged[h], (), self._account()) for h in staged]
         publish = plan_publish(state, rebuilt, datetime.now(UTC))
         publish = replace(publish, decisions=(), confirmed=_waiting(state), staged={})
         assert self.lake.publish(publish, state) is Outcome.LANDED

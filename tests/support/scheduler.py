@@ -1,13 +1,11 @@
-"""A separate Airflow for a test: scheduler, DAG processor, triggerer and API server, on PostgreSQL.
-
-On SQLite its processes sometimes block each other ("database is locked").
-"""
+"""A separate Airflow for a test, on PostgreSQL: on SQLite its processes block each other."""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,18 @@ from typing import Any
 import psutil
 import psycopg2
 import requests
-from postgres import PASSWORD, USER, Postgres
+from postgres import PASSWORD, USER, Postgres, running_postgres
 
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.offsets.hours import hour_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _DATABASE = "airflow"
+_PATIENCE = 600
 
 
 class Scheduler:
-    """A running Airflow. Tests use its command line as an operator does, and its database if there
-    is no command."""
+    """A running Airflow, by its command line, or by its database if there is no command."""
 
     def __init__(
         self,
@@ -39,6 +37,13 @@ class Scheduler:
             home, database, environment, process,
         )  # fmt: skip
         self._api = environment["AIRFLOW__API__BASE_URL"]
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            late = f"expected {what} within {_PATIENCE} s, found:\n{self.log[-6000:]}"
+            assert time.monotonic() < deadline, late
+            time.sleep(1)
 
     @property
     def log(self) -> str:
@@ -128,22 +133,17 @@ class Scheduler:
         )  # fmt: skip
 
     def is_backfilling(self) -> bool:
-        """Return whether a backfill runs. The scheduler checks every 30 s whether it has ended;
-        until then no other can be created."""
+        """Return whether a backfill runs; the scheduler checks every 30 s whether it has ended."""
         return bool(self.select("SELECT id FROM backfill WHERE completed_at IS NULL"))
 
     def task_log(self, dag: str, task: str) -> str:
         """Return the logs of a task, of all its runs."""
-        files = sorted(
-            (self._home / "logs" / f"dag_id={dag}").glob(f"run_id=*/task_id={task}/*.log")
-        )
+        logs = self._home / "logs" / f"dag_id={dag}"
+        files = sorted(logs.glob(f"run_id=*/task_id={task}/*.log"))
         return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
     def clear(self, dag: str, task: str, hour: str) -> None:
-        """Clear a task of one run with its downstream tasks, as an operator does to run it again.
-
-        `-t` matches any task that has `task` in its name.
-        """
+        """Clear a task of one run with what follows. `-t` matches any task with `task` in its name."""
         [(logical,)] = self.select(
             "SELECT logical_date FROM dag_run WHERE dag_id = %s AND data_interval_start = %s",
             dag, f"{hour}:00:00+00:00",
@@ -154,8 +154,7 @@ class Scheduler:
         )  # fmt: skip
 
     def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
-        """Clear one instance of a mapped task, by name, with its downstream tasks, as an operator
-        does in the UI."""
+        """Clear one instance of a mapped task with its downstream tasks, as in the UI."""
         [(run, index)] = self.select(
             "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, "
             "run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND "
@@ -191,8 +190,13 @@ class Scheduler:
 
 
 @contextmanager
-def running_airflow(home: Path, database: Postgres, **environment: str) -> Iterator[Scheduler]:
-    """Run `airflow standalone` with Anabranch's DAGs within a `with`."""
+def running_airflow(home: Path, **environment: str) -> Iterator[Scheduler]:
+    """Run `airflow standalone` with Anabranch's DAGs within a `with`, on its own PostgreSQL."""
+    with running_postgres() as database:
+        yield from _run(home, database, environment)
+
+
+def _run(home: Path, database: Postgres, environment: Mapping[str, str]) -> Iterator[Scheduler]:
     database.execute(f"CREATE DATABASE {_DATABASE}", "postgres")
     address = f"postgresql+psycopg2://{USER}:{PASSWORD}@{HOST}:{database.port}/{_DATABASE}"
     port = free_port()

@@ -27,8 +27,7 @@ _BUSY = {
 
 @dataclass
 class SearchFront:
-    """A proxy: its URL, the file of the certificate authority, and what it did to bulk requests, in
-    order (`did`)."""
+    """A proxy: its URL, its authority's file, and what it `did` to bulk requests, in order."""
 
     upstream: str
     key: str
@@ -70,9 +69,8 @@ class _Handler(QuietHandler):
         items, taken = [], iter(answer["items"])
         for i, action in enumerate(actions):
             id_ = json.loads(action.splitlines()[0])["index"]["_id"]
-            items.append(
-                {"index": {"_id": id_, "status": 429, "error": _BUSY}} if i % 2 else next(taken)
-            )
+            busy = {"index": {"_id": id_, "status": 429, "error": _BUSY}}
+            items.append(busy if i % 2 else next(taken))
         return status, answer | {"items": items, "errors": True}
 
     def _ask(self, body: bytes) -> tuple[int, Any]:

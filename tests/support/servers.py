@@ -35,9 +35,7 @@ def serving(
         deadline = time.monotonic() + seconds
         while not _answers(answers):
             text = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            assert process.poll() is None, (
-                f"expected {command[0]} to run, found that it ended:\n{text}"
-            )
+            assert process.poll() is None, f"expected {command[0]} to run, it ended:\n{text}"
             assert time.monotonic() < deadline, (
                 f"expected an answer within {seconds} s; {log.name} ends:\n{text}"
             )

@@ -9,8 +9,7 @@ import pytest
 def shared_keys(
     folder: Path, monkeypatch: pytest.MonkeyPatch, access_key: str, secret_key: str
 ) -> Callable[[str], None]:
-    """Make AWS's clients read their keys from a file. Return a function that writes the file with a
-    session token, as programs do that renew temporary keys."""
+    """Make AWS's clients read a file of keys; return what writes it, with a session token."""
     shared = folder / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

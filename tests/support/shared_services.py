@@ -1,5 +1,4 @@
-"""One Kafka broker and one S3 server for all processes of a test run: the first process starts
-them, the last stops them."""
+"""One Kafka broker and one S3 server for all processes of a test run; the last stops them."""
 
 import os
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Facts of a Spark job: while it runs, from the REST API of its UI; afterwards, from its event
-log."""
+"""Facts of a Spark job: of its UI's REST API while it runs; afterwards of its event log."""
 
 import json
 import urllib.request
@@ -40,13 +39,11 @@ class SparkUi:
 
     def finished_stages(self) -> int:
         """Return the number of complete stages, without those of the probe of the executors."""
-        return sum(
-            "workers.py" not in stage["name"] for stage in self._ask("stages?status=complete")
-        )
+        done = self._ask("stages?status=complete")
+        return sum("workers.py" not in stage["name"] for stage in done)
 
     def tasks(self) -> list[tuple[str, str]]:
-        """Return the host and the end reason of each ended task, in order: `Success`,
-        `ExecutorLostFailure`, …"""
+        """Return host and end of each ended task, in order: `Success`, `ExecutorLostFailure`."""
         ended = self._events("SparkListenerTaskEnd")
         return [(event["Task Info"]["Host"], event["Task End Reason"]["Reason"]) for event in ended]
 
@@ -60,9 +57,8 @@ class SparkUi:
             for file in sorted(self._folder.iterdir())
             for line in file.read_text("utf-8").splitlines()
         ]
-        return [
-            event for line in lines if kind in line and (event := json.loads(line))["Event"] == kind
-        ]
+        events = (json.loads(line) for line in lines if kind in line)
+        return [event for event in events if event["Event"] == kind]
 
     def _ask(self, what: str) -> list[dict[str, Any]]:
         root = f"http://127.0.0.1:{self._port}/api/v1/applications"

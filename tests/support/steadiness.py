@@ -47,9 +47,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more",
             file=sys.stderr,
         )
-        print(
-            "\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr
-        )
+        errors = (report.longreprtext for report in reports if report.failed)
+        print("\n".join(errors), file=sys.stderr)
         # Fixtures of modules may have the ended hour; those of the session have none.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
         item._initrequest()  # type: ignore[attr-defined]
@@ -62,8 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """End the process if a time-out does not end the test, and write the stacks of its threads to a
-    file."""
+    """End the process if a time-out does not end the test, and write its stacks to a file."""
     seconds = _get_item_settings(item).timeout
     if not seconds:
         return (yield)
@@ -77,8 +75,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @cache
 def _stacks(folder: Path) -> int:
-    """Open the file for this process's stacks: standard error is captured, and lost with the
-    process."""
+    """Open the file for this process's stacks: captured output is lost with the process."""
     return os.open(folder / f"stacks-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
@@ -86,8 +83,7 @@ class Controller:
     """Hooks of the process that distributes the tests."""
 
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Print the stacks of a process that ended unexpectedly, and the ends of the services'
-        logs."""
+        """Print the stacks of a process that ended unexpectedly, and ends of services' logs."""
         if error:
             base = shared_folder(node.config)
             for log in sorted([*base.glob("stacks-*.log"), *base.glob("services/logs/*.log")]):

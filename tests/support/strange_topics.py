@@ -108,12 +108,8 @@ def zips() -> Iterator[Sent]:
 def airports() -> Iterator[Sent]:
     yield Sent(b"iata,name,latitude,opened", DEAD)
     for i in range(COUNT):
-        expected = {
-            "iata": f"A{i}",
-            "name": "Field, North",
-            "latitude": i + 0.5,
-            "opened": date(2001, 1, 2),
-        }
+        expected = {"iata": f"A{i}", "name": "Field, North", "latitude": i + 0.5}
+        expected |= {"opened": date(2001, 1, 2)}
         yield Sent(f'A{i},"Field, North",{i}.5,2001-01-02\n'.encode(), expected)
 
 
@@ -159,9 +155,8 @@ def cloud_events() -> Iterator[Sent]:
         }  # fmt: skip
         data = {"n": i, "tags": ["a"]}
         at = _at(i).replace(microsecond=123_456)
-        yield Sent(
-            _json({**event, "data": data}), {"id": str(i), "time": at, "n": i, "tags": ["a"]}
-        )
+        expected = {"id": str(i), "time": at, "n": i, "tags": ["a"]}
+        yield Sent(_json({**event, "data": data}), expected)
 
 
 def cloud_headers() -> Iterator[Sent]:
@@ -197,9 +192,8 @@ def metrics() -> Iterator[Sent]:
         metric = {
             "name": "cpu", "tags": {"host": f"h{i % 3}"}, "value": i / 2, "ts": _millis(_at(i)),
         }  # fmt: skip
-        yield Sent(
-            _json(metric), {"name": "cpu", "tags": metric["tags"], "value": i / 2, "ts": _at(i)}
-        )
+        expected = {"name": "cpu", "tags": metric["tags"], "value": i / 2, "ts": _at(i)}
+        yield Sent(_json(metric), expected)
 
 
 def nested() -> Iterator[Sent]:
@@ -232,9 +226,8 @@ def _row(i: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def connect() -> Iterator[Sent]:
     for i in range(COUNT):
         row, expected = _row(i)
-        yield Sent(
-            _json({"schema": {"type": "struct", "fields": _FIELDS}, "payload": row}), expected
-        )
+        schema = {"type": "struct", "fields": _FIELDS}
+        yield Sent(_json({"schema": schema, "payload": row}), expected)
 
 
 def _changes(with_schema: bool) -> Iterator[Sent]:

@@ -1,5 +1,4 @@
-"""An OAuth 2 token server over HTTPS (RFC 6749, client credentials), and a file with a token of it
-that is renewed."""
+"""An OAuth 2 token server over HTTPS (RFC 6749), and a file with a token that is renewed."""
 
 import base64
 import json

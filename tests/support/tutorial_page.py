@@ -3,8 +3,9 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
+
+from programs import output_of
 
 from anabranch.dev.services.processes import free_port
 
@@ -13,21 +14,20 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
 def commands() -> list[str]:
     """Return the `anabranch` commands of the page, in order."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = PAGE.read_text("utf-8").splitlines()
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ anabranch ")]
 
 
 def block(kind: str) -> str:
     """Return the page's first block of a language."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text("utf-8")
     found = re.search(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"{PAGE}: expected a block of {kind}, found none"
     return found[1]
 
 
 def follow(programs: Path, folder: Path) -> None:
-    """Run the page's commands by the programs of a folder, in a new lake below another folder, and
-    assert what they print. Its services get free ports."""
+    """Run the page's commands in a new lake, with free ports, and assert what they print."""
     kafka = free_port()
     s3 = free_port(kafka)
     environment = os.environ | {
@@ -37,12 +37,7 @@ def follow(programs: Path, folder: Path) -> None:
     }
 
     def run(command: str, folder: Path) -> str:
-        done = subprocess.run(
-            f"{programs}/{command}",
-            shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return output_of(f"{programs}/{command}", shell=True, cwd=folder, env=environment)
 
     lake = folder / "lake"
     run(f"anabranch init {lake}", folder)
@@ -60,6 +55,6 @@ def follow(programs: Path, folder: Path) -> None:
     finally:
         run("anabranch dev down", lake)
     [query] = (text for command, text in printed.items() if " query " in command)
-    assert query in PAGE.read_text(encoding="utf-8")
+    assert query in PAGE.read_text("utf-8")
     assert "total: expected decimal(12,2), found much" in printed["anabranch dead-letters orders"]
     assert "ledger, files and Kafka agree" in printed["anabranch audit game_events --hours HOUR"]

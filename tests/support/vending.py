@@ -15,13 +15,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from flaky_s3 import FlakyS3, Handler, running_flaky_s3, serving
+from rest_catalog import running_rest_catalog
+from s3_proxy import running_s3_proxy
 
+from anabranch.config import S3
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
+from anabranch.iceberg.s3 import ObjectStore
 
 SECRET = "client-secret-of-the-test"
 _JSON = [("Content-Type", "application/json")]
@@ -129,12 +134,8 @@ class _Catalog(Handler):
             return self._answer(401, _JSON, json.dumps(error).encode())
         bearer, lifetime = uuid.uuid4().hex, self.vending.bearer_lifetime
         self.vending.bearers[bearer] = time.time() + lifetime
-        answer = {
-            "access_token": bearer,
-            "token_type": "bearer",
-            "expires_in": int(lifetime),
-            "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
-        }
+        answer = {"access_token": bearer, "token_type": "bearer", "expires_in": int(lifetime)}
+        answer |= {"issued_token_type": "urn:ietf:params:oauth:token-type:access_token"}
         return self._answer(200, _JSON, json.dumps(answer).encode())
 
     def _count(self, kind: str) -> None:
@@ -156,16 +157,21 @@ def _without_branches(body: bytes) -> bytes:
 
 
 @contextmanager
-def running_vending(
-    catalog_url: str, s3_port: int, lifetime: float, bearer_lifetime: float
-) -> Iterator[Vending]:
-    """Run both in front of a REST catalog and an S3 within a `with`."""
-    upstream = urlsplit(catalog_url).port
-    assert upstream is not None
-    with running_flaky_s3(s3_port, seed=1) as s3:
-        vending = Vending(s3, upstream, lifetime, bearer_lifetime)
-        s3.refuse = vending.refuse
-        # `front`: the server to which the handler forwards.
-        handler = type("_Own", (_Catalog,), {"vending": vending, "front": vending})
-        with serving(handler) as vending.port:
-            yield vending
+def running_vending(folder: Path, lifetime: float, bearer_lifetime: float) -> Iterator[Vending]:
+    """Run both within a `with`, in front of a new REST catalog and an S3 with the bucket `lake`."""
+    with running_s3_proxy(folder) as s3_port:
+        behind = f"http://{HOST}:{s3_port}"
+        keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        ObjectStore(S3.model_validate({"endpoint": behind, **keys})).ensure_bucket("lake")
+        with (
+            running_rest_catalog(folder, "s3://lake/warehouse", behind) as rest,
+            running_flaky_s3(s3_port, seed=1) as s3,
+        ):
+            upstream = urlsplit(rest.url).port
+            assert upstream is not None
+            vending = Vending(s3, upstream, lifetime, bearer_lifetime)
+            s3.refuse = vending.refuse
+            # `front`: the server to which the handler forwards.
+            handler = type("_Own", (_Catalog,), {"vending": vending, "front": vending})
+            with serving(handler) as vending.port:
+                yield vending

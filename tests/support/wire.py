@@ -24,8 +24,7 @@ def plain(schema: Any) -> Any:
 
 
 def encode(schema: Any, value: Any) -> bytes:
-    """Return a value in Avro's binary encoding. `value`: in Avro's JSON encoding (`{"string": "a"}`
-    in a union)."""
+    """Return a value in Avro's binary encoding, of Avro's JSON encoding of it."""
     [read] = fastavro.json_reader(io.StringIO(json.dumps(value)), plain(schema))
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(plain(schema)), read)

@@ -2,30 +2,38 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import kafka_admin
 import pytest
 import yaml
 from kafka import TopicPartition
+from pyiceberg.manifest import DataFile
 from pyspark.sql import SparkSession
 from waiting import wait_for
 
 from anabranch import config
+from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import files_by_hour
 from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
+from anabranch.lifecycle.erasure.run import Erased, ErasureRequest, erase
 from anabranch.lineage.reporting import report_lineage
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Topic
-from anabranch.protocol import apply
+from anabranch.operations.reports import status
+from anabranch.protocol import apply, ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.session import LazySpark
 from anabranch.spark.settings import session_settings
@@ -35,8 +43,7 @@ from speed_layer.job import SpeedJob
 
 
 def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
-    """Add the environment's catalog to the running session, which must not have a catalog of this
-    name."""
+    """Add the environment's catalog, of a new name, to the running session."""
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():
         if key == prefix or key.startswith(f"{prefix}."):
@@ -50,6 +57,12 @@ SCHEMA = (
 
 
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
+ERASURE = {"key": "a key of the tests, and of no other"}
+SAME = {"missing": 0, "extra": 0, "changed": 0}
+"""The difference of layers that have the same rows, in `hours`."""
+Value = tuple[int, datetime, bytes | None]
+"""Partition, Kafka timestamp and value of a record."""
+Values = Sequence[Value]
 
 
 @dataclass
@@ -62,8 +75,7 @@ class Record:
 
 
 class World:
-    """One stream with its own topic, tables and configuration, and the actions of an operator and a
-    producer."""
+    """One stream with its own topic, tables and files; the actions of operator and producer."""
 
     def __init__(
         self, folder: Path, environment: dict[str, Any], spark: SparkSession, **stream: Any
@@ -89,8 +101,7 @@ class World:
         self.job: Job = open_job(self.name, str(folder))
 
     def set_environment(self, **sections: Any) -> None:
-        """Replace sections of the environment's file, for later commands and this world's
-        connections."""
+        """Replace sections of the environment's file, for later commands and connections."""
         self.environment_file |= sections
         (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.environment_file))
         self.reopen()
@@ -100,13 +111,20 @@ class World:
         self._stream |= changes
         (self.folder / "streams" / f"{self.name}.yaml").write_text(yaml.safe_dump(self._stream))
 
+    def write_family(self, pattern: str = "(.*)", **keys: Any) -> None:
+        """Write the file of the family `fam`, whose topics begin with this stream's name."""
+        family = {
+            "topics": {"pattern": f"{self.name}-{pattern}"}, "table": f"{self.name}_raw.{{1}}",
+            "key": "event_id", "group": "small",
+        }  # fmt: skip
+        (self.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family | keys))
+
     def expect(self, *expectations: dict[str, Any]) -> None:
         """Give the stream a Great Expectations suite."""
         suite = {"name": self.name, "expectations": list(expectations)}
-        (self.folder / "streams" / f"{self.name}.expectations.yaml").write_text(
-            yaml.safe_dump(suite)
-        )
-        self.reconfigure(expectations=f"{self.name}.expectations.yaml")
+        name = f"{self.name}.expectations.yaml"
+        (self.folder / "streams" / name).write_text(yaml.safe_dump(suite))
+        self.reconfigure(expectations=name)
 
     def reconfigure(self, **changes: Any) -> None:
         """Change the stream's file, and open its job again."""
@@ -124,6 +142,10 @@ class World:
     @property
     def kafka(self) -> KafkaAdapter:
         return self.job.kafka
+
+    @property
+    def publisher(self) -> Publisher:
+        return Publisher(self.lake, self.job.stream)
 
     @property
     def state(self) -> State:
@@ -151,8 +173,7 @@ class World:
         self.apply()
 
     def leave_writing_to_spark(self) -> None:
-        """Give the table a property that only Iceberg's own writer knows: the speed layer's rows
-        are staged by Spark, in a snapshot."""
+        """Let Spark stage the speed layer's rows: the property is one that Iceberg alone knows."""
         with self.state.table.transaction() as change:
             change.set_properties({"write.parquet.compression-level": "3"})
 
@@ -161,22 +182,19 @@ class World:
         self.reconfigure(**changes)
         self.apply()
 
-    def begin(self, values: list[tuple[int, datetime, bytes | None]], **how: Any) -> None:
+    def begin(self, values: Values, **how: Any) -> None:
         """Send to the new stream, whose first hour is that of the first record, and apply it."""
         if values:
             self.send(values, **how)
         self.apply()
 
-    def serve(self, values: Sequence[tuple[int, datetime, bytes | None]] = (), **how: Any) -> None:
+    def serve(self, values: Values = (), **how: Any) -> None:
         """The same, and the speed layer publishes."""
         self.begin([*values], **how)
         self.speed()
 
     def send(
-        self,
-        values: list[tuple[int, datetime, bytes | None]],
-        key: bytes = b"k",
-        headers: Sequence[tuple[str, bytes]] = (),
+        self, values: Values, key: bytes = b"k", headers: Sequence[tuple[str, bytes]] = ()
     ) -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; return the acknowledged records."""
         producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
@@ -190,7 +208,7 @@ class World:
     def _send(
         self,
         producer: Any,
-        values: Sequence[tuple[int, datetime, bytes | None]],
+        values: Values,
         key: bytes = b"k",
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> list[Record]:
@@ -201,9 +219,7 @@ class World:
         producer.flush()
         return [Record(p, f.get(timeout=30).offset, v) for p, v, f in futures]
 
-    def send_transactions(
-        self, *transactions: tuple[bool, Sequence[tuple[int, datetime, bytes | None]]]
-    ) -> None:
+    def send_transactions(self, *transactions: tuple[bool, Values]) -> None:
         """Send each list as a transaction of its own: committed, or aborted."""
         producer = new_producer(self.job.environment.kafka, transactional_id=f"{self.name}-tx")
         try:
@@ -222,9 +238,8 @@ class World:
     def use_whole_log(
         self, hour: str, earlier: Mapping[str, dict[int, int]] = MappingProxyType({})
     ) -> dict[int, int]:
-        """Let the whole log be this hour, after earlier ones by their ends, as it is when the
-        records are as old as their control records: these are stamped when they are written, so by
-        timestamps alone a past hour would end before them."""
+        """Let the whole log be this hour, after earlier ones by their ends, as if the records were as
+        old as their control records, which are stamped when they are written."""
         state, ends = self.state, self.ends
         boundaries = {**earlier, hour: ends}
         first = min(boundaries)
@@ -243,8 +258,7 @@ class World:
         self.send([(i % partitions, now, event(f"{prefix}-{i}", now)) for i in range(count)])
 
     def send_stamped(self, records: list[tuple[int, int, str]]) -> None:
-        """Send good events by partition, Kafka timestamp in milliseconds, and name, each in a
-        separate batch."""
+        """Send good events by partition, milliseconds and name, each in a separate batch."""
         now = datetime.now(UTC)
         producer = new_producer(self.job.environment.kafka)
         try:
@@ -259,20 +273,19 @@ class World:
         """The number of offsets that the speed layer has published, from the table's position."""
         return sum(self.state.position.offsets.values())
 
+    def await_published(self, count: int, seconds: float = 90) -> None:
+        """Wait until the speed layer has published exactly this number of offsets."""
+        wait_for(lambda: self.published == count, f"{count} offsets to be published", seconds)
+
     def delete_topic(self) -> None:
         """Delete the topic with its records, and wait until it is gone."""
-        admin = self.admin()
-        try:
+        with self.admin() as admin:
             admin.delete_topics([self.name])
             wait_for(lambda: self.name not in admin.list_topics(), "the topic is deleted", 30)
-        finally:
-            admin.close()
 
-    def admin(self) -> Any:
-        """Return kafka-python's admin client, for actions of Kafka's operator."""
-        from kafka import KafkaAdminClient
-
-        return KafkaAdminClient(bootstrap_servers=self.job.environment.kafka.bootstrap_servers)
+    def admin(self) -> closing[Any]:
+        """Return kafka-python's admin client for a `with`, for actions of Kafka's operator."""
+        return kafka_admin.admin_of(self.job.environment.kafka.bootstrap_servers)
 
     def speed(self) -> None:
         """Run the speed job until it has published all present records."""
@@ -290,58 +303,76 @@ class World:
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate hours with dead letters that decode now, of all hours or of these."""
-        return StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark))).replay(
-            hours or None
-        )
+        run = StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark)))
+        return run.replay(hours or None)
+
+    def erase(self, player: str, *until: timedelta) -> Erased:
+        """Erase the records of a player, at the latest `until` from now."""
+        request = ErasureRequest("player", frozenset({player}), "case 4711", *until)
+        return erase(self.job, self.publisher, request)
+
+    def hours(self) -> list[dict[str, Any]]:
+        """The stream's hours as `anabranch hours --output json` prints them."""
+        return list(plain(status.hours(self.job)))
+
+    def decision(self, hour: str) -> LedgerRow:
+        """The newest decision about an hour."""
+        return ledger.newest(self.job.ledger.history([hour]))[hour]
+
+    def account(self, hour: str) -> LedgerRow:
+        """The same of an hour that was built, whose account closes, also by partition."""
+        row = self.decision(hour)
+        counts = row.good, row.dead, row.duplicate, row.gap, row.erased
+        assert row.offsets == sum(count or 0 for count in counts)
+        assert row.partitions is not None
+        assert all(p.total == p.offsets for p in row.partitions.values())
+        return row
 
     def rows(self, branch: str = "main", name: str = "") -> list[dict[str, Any]]:
-        """Every row of a branch of the stream's table, or of another one."""
+        """Every row of a branch of the stream's table, or of another one, by its place."""
         table = self.lake.load(name or self.job.stream.table)
         head = table.metadata.refs[branch].snapshot_id
-        return table.scan(snapshot_id=head).to_arrow().to_pylist()
+        rows: list[dict[str, Any]] = table.scan(snapshot_id=head).to_arrow().to_pylist()
+        return sorted(rows, key=lambda r: (r.get("kafka_partition"), r.get("kafka_offset")))
+
+    def files(self, branch: str = "main") -> list[DataFile]:
+        """The data files of a branch."""
+        by_hour = files_by_hour(self.state.table, branch).values()
+        return [file for by_path in by_hour for file in by_path.values()]
 
     def dead(self, branch: str = "main") -> list[dict[str, Any]]:
         return self.rows(branch, self.job.stream.dead_letters_table)
 
     def offsets(self, branch: str = "main") -> list[tuple[int, int]]:
-        return sorted((r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch))
+        return [(r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch)]
 
-    def contents(self, branch: str = "main") -> list[tuple[int, int, str]]:
-        """Return the exact multiset of a branch's rows: partition, offset and event id."""
-        return sorted(
-            (r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch)
-        )
+    def dead_offsets(self) -> list[tuple[int, int]]:
+        return [(d["kafka_partition"], d["kafka_offset"]) for d in self.dead()]
 
-    def set_topic(self, **settings: str) -> None:
-        """Change the topic's settings."""
-        from kafka.admin import ConfigResource, ConfigResourceType
+    def dead_records(self) -> list[tuple[int, int, bytes | None]]:
+        return [(d["kafka_partition"], d["kafka_offset"], d["value"]) for d in self.dead()]
 
-        self._set(ConfigResource(ConfigResourceType.TOPIC, self.name, configs=settings))
+    def ids(self, branch: str = "main") -> list[str]:
+        """The event ids of a branch's rows, sorted; one that is there twice is there twice."""
+        return sorted(row["event_id"] for row in self.rows(branch))
+
+    def contents(self, branch: str = "main", hour: str = "") -> list[tuple[int, int, str]]:
+        """The exact multiset of a branch's rows, or of an hour's: partition, offset, event id."""
+        rows = [r for r in self.rows(branch) if hour in ("", r["ingest_hour"])]
+        return [(r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows]
+
+    def set_topic(self, topic: str = "", **settings: str) -> None:
+        """Change settings of the stream's topic, or of another one."""
+        servers = self.job.environment.kafka.bootstrap_servers
+        kafka_admin.set_topic(servers, topic or self.name, **settings)
 
     def compact_soon(self) -> None:
-        """Make the broker check for logs to compact every 0.5 s instead of every 15 s."""
-        from kafka.admin import ConfigResource, ConfigResourceType
-
-        self._set(
-            ConfigResource(
-                ConfigResourceType.BROKER, "1", configs={"log.cleaner.backoff.ms": "500"}
-            )
-        )
-
-    def _set(self, resource: Any) -> None:
-        admin = self.admin()
-        try:
-            admin.alter_configs([resource])
-        finally:
-            admin.close()
+        kafka_admin.compact_soon(self.job.environment.kafka.bootstrap_servers, 1)
 
     def delete_records(self, before: dict[int, int]) -> None:
         """Delete the partitions' records before these offsets, as retention does."""
-        admin = self.admin()
-        try:
+        with self.admin() as admin:
             admin.delete_records({TopicPartition(self.name, p): o for p, o in before.items()})
-        finally:
-            admin.close()
         starts = self.kafka.log_starts(self.described)
         assert {p: o for p, o in starts.items() if p in before} == before
 
@@ -368,9 +399,11 @@ def event(event_id: str, at: datetime, **fields: Any) -> bytes:
     return json.dumps({"event_id": event_id, "event_time": at.isoformat(), **fields}).encode()
 
 
-def spread(
-    hour: str, count: int, prefix: str, partitions: int = 2
-) -> list[tuple[int, datetime, bytes | None]]:
+Make = Callable[..., World]
+"""The fixture `world`."""
+
+
+def spread(hour: str, count: int, prefix: str, partitions: int = 2) -> list[Value]:
     """Return `count` good records with timestamps in an hour, in order, over all partitions."""
     begin = start_of(hour)
     at = [begin + timedelta(seconds=3600 * (i + 0.5) / count) for i in range(count)]
@@ -386,8 +419,7 @@ def past_hour(ago: int) -> str:
 
 
 def hours_of_now(module: dict[str, Any], **ago: int | tuple[int, ...]) -> Any:
-    """Return a fixture that sets a module's hours before each of its tests, which may run in a
-    later hour than the module was imported."""
+    """Return a fixture that sets a module's hours before each test, which may run in a later one."""
 
     @pytest.fixture(autouse=True)
     def hours(monkeypatch: pytest.MonkeyPatch) -> None:

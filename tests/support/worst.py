@@ -1,5 +1,4 @@
-"""The worst values of 1 MB for each expression that reads a record: those that backtrack, nest,
-repeat or grow.
+"""The worst values of 1 MB for each expression that reads a record: they backtrack, nest or grow.
 
 Each may take time in proportion to its length; quadratic time would be an hour for a megabyte.
 """

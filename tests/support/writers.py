@@ -11,8 +11,7 @@ BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 
 
 def writers(one: World, of: str = "") -> Counter[str]:
-    """Return the number of files of `main` by the program that wrote them: of the rows, or of the
-    dead letters with `of`, their table."""
+    """The files of `main`, of the rows or of table `of`, counted by the program that wrote them."""
     table = one.lake.load(of) if of else one.state.table
     found: Counter[str] = Counter()
     for by_path in files_by_hour(table, "main").values():

@@ -1,5 +1,4 @@
-"""The dbt project of docs/how-to/dbt.md, run by dbt: what its models hold is what the
-table serves.
+"""The dbt project of docs/how-to/dbt.md: what its models hold is what the table serves.
 
 `make test-suite WHAT=dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
 """
@@ -61,9 +60,8 @@ class Project:
             return connection.sql(sql).fetchall()
 
     def held(self) -> list[tuple[Any, ...]]:
-        return self.ask(
-            "select ingest_hour, kafka_partition, kafka_offset, n from complete_events order by all"
-        )
+        columns = "ingest_hour, kafka_partition, kafka_offset, n"
+        return self.ask(f"select {columns} from complete_events order by all")
 
     def served(self, *hours: str) -> list[tuple[Any, ...]]:
         """The rows that `main` has of these hours."""
@@ -74,8 +72,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open
-    hour has one."""
+    """HOUR is accepted with 4 rows, NEXT is sealed and read with 6, the open hour has one."""
     one = new_proof(tmp_path / "lake", name="game_events")
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 4})
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])

@@ -1,16 +1,13 @@
-"""`main` by its plain name in other engines, each in an environment of its own: `make
-test-engines`.
+"""`main` by its plain name in other engines, each in an environment of its own: `make test-engines`.
 
-The table has nested and decimal columns, an hour that the batch layer put in the place of the speed
-layer's, files written before an evolution of its schema, and a snapshot of another branch that is newer
-than that of `main`.
+The table has nested and decimal columns, an accepted hour, files from before an evolution of its
+schema, and a snapshot of another branch that is newer than that of `main`.
 """
 
 import copy
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from typing import Any
 import engine_readers
 import pytest
 from engine_readers import plain
+from programs import output_of
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 from rest_catalog import running_rest_catalog
@@ -66,8 +64,7 @@ FIELDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Served:
-    """A table as both catalogs have it. `expected` are the rows of now, then those of each
-    snapshot."""
+    """A table in both catalogs. `expected`: the rows of now, then those of each snapshot."""
 
     one: World
     catalogs: dict[str, dict[str, str]]
@@ -126,18 +123,14 @@ def served(
     s3, warehouse = one.job.environment.s3, one.job.environment.catalog.warehouse
     assert s3.endpoint is not None
     with running_rest_catalog(folder, warehouse, s3.endpoint) as rest:
-        sql = {
-            k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"
-        }
-        of_rest = {k: v for k, v in sql.items() if k.startswith("s3.")} | {
-            "type": "rest",
-            "uri": rest.url,
-        }
+        properties = catalog_properties(one.job.environment).items()
+        sql = {key: value for key, value in properties if key != "py-io-impl"}
+        of_s3 = {key: value for key, value in sql.items() if key.startswith("s3.")}
+        of_rest = of_s3 | {"type": "rest", "uri": rest.url}
         catalog = load_catalog("lake", **of_rest)
         catalog.create_namespace(one.job.stream.table.partition(".")[0])
-        catalog.register_table(
-            one.job.stream.table, one.lake.load(one.job.stream.table).metadata_location
-        )
+        location = one.lake.load(one.job.stream.table).metadata_location
+        catalog.register_table(one.job.stream.table, location)
         yield Served(one, {"sql": sql, "rest": of_rest}, snapshots, [now, *expected])
     one.kafka.close()
 
@@ -147,25 +140,17 @@ def served(
 def test_rows_of_main_by_name_and_by_snapshot(served: Served, engine: str, catalog: str) -> None:
     s3 = served.one.job.environment.s3
     assert s3.access_key is not None and s3.secret_key is not None
+    warehouse = served.one.job.environment.catalog.warehouse
     task = {
-        "catalog": served.catalogs[catalog],
-        "table": served.table,
-        "snapshots": served.snapshots,
+        "catalog": served.catalogs[catalog], "table": served.table, "snapshots": served.snapshots,
         "rest": served.catalogs[catalog]["uri"] if catalog == "rest" else None,
-        "endpoint": s3.endpoint,
-        "bucket": served.one.job.environment.catalog.warehouse.removeprefix("s3://").partition("/")[
-            0
-        ],
-        "key": s3.access_key.get_secret_value(),
-        "secret": s3.secret_key.get_secret_value(),
-    }
+        "endpoint": s3.endpoint, "bucket": warehouse.removeprefix("s3://").partition("/")[0],
+        "key": s3.access_key.get_secret_value(), "secret": s3.secret_key.get_secret_value(),
+    }  # fmt: skip
     packages = [f"--with={package}" for package in ENGINES[engine]]
     command = [UV, "run", "--no-sync", *packages, "python", engine_readers.__file__, engine]
-    done = subprocess.run(
-        command, cwd=ROOT, input=json.dumps(task), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == served.answers()
+    printed = output_of(*command, input=json.dumps(task))
+    assert json.loads(printed.splitlines()[-1]) == served.answers()
 
 
 @pytest.mark.parametrize("catalog", CATALOGS)
@@ -174,15 +159,11 @@ def test_rows_in_spark(served: Served, catalog: str) -> None:
     name = served.one.job.environment.catalog.name
     if catalog == "rest":
         prefix = f"spark.sql.catalog.{name}"
-        settings = {
-            k: v
-            for k, v in spark.conf.getAll.items()
-            if k.startswith(f"{prefix}.") and ".jdbc" not in k
-        }
+        own = [(k, v) for k, v in spark.conf.getAll.items() if k.startswith(f"{prefix}.")]
+        settings = {key: value for key, value in own if ".jdbc" not in key}
         changed = {"type": "rest", "uri": served.catalogs["rest"]["uri"]}
-        settings |= {f"{prefix}.{key}": value for key, value in changed.items()} | {
-            prefix: spark.conf.get(prefix)
-        }
+        settings |= {f"{prefix}.{key}": value for key, value in changed.items()}
+        settings[prefix] = str(spark.conf.get(prefix))
         name = "by_rest"
         for key, value in settings.items():
             spark.conf.set(key.replace(prefix, f"spark.sql.catalog.{name}"), str(value))
@@ -206,20 +187,15 @@ def test_rows_in_trino(served: Served, tmp_path: Path) -> None:
             assert trino.ask(f"SELECT count(*) {source}") == [[len(expected)]]
             # The snapshots are read by the schema that they were written with.
             names = f"{columns}, colour" if version is None else columns
-            rows = [
-                dict(zip(names.split(", "), row, strict=True))
-                for row in trino.ask(f"SELECT {names} {source}")
-            ]
+            answer = trino.ask(f"SELECT {names} {source}")
+            rows = [dict(zip(names.split(", "), row, strict=True)) for row in answer]
             assert plain([_named(row, version is None) for row in rows]) == expected
 
 
 def _named(row: dict[str, Any], is_later: bool) -> dict[str, Any]:
     """Trino's protocol gives a ROW as a list of its fields."""
-    place = (
-        dict(zip(("x", "name") if is_later else ("x",), row["place"], strict=True))
-        if row["place"]
-        else None
-    )
+    names = ("x", "name") if is_later else ("x",)
+    place = dict(zip(names, row["place"], strict=True)) if row["place"] else None
     return row | {"place": place, "items": [{"n": item[0]} for item in row["items"]]}
 
 

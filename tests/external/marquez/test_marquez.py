@@ -2,8 +2,6 @@
 received."""
 
 import os
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,12 @@ from uuid import uuid4
 import pytest
 import requests
 from accepted_hours import HOURS, cut, four_hours
+from expectations import entry
 from lakes import StreamLake
 from openlineage.client import event_v2
 from openlineage.client.event_v2 import RunEvent, RunState
 from proofs import NOW
+from waiting import wait_for
 
 from anabranch import config
 from anabranch.iceberg.lake import Lake
@@ -31,9 +31,7 @@ from anabranch.protocol.publish import new_id
 
 MARQUEZ = os.environ.get("MARQUEZ", "")
 
-pytestmark = pytest.mark.skipif(
-    not MARQUEZ, reason="expected MARQUEZ, the address of a running Marquez"
-)
+pytestmark = pytest.mark.skipif(not MARQUEZ, reason="expected MARQUEZ, a running Marquez's address")
 
 AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 
@@ -41,12 +39,8 @@ AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 def task_started(run_id: str) -> RunEvent:
     """Return the event that Airflow's provider sends when the task begins."""
     job, run = event_v2.Job(AIRFLOW, TASK), event_v2.Run(run_id)
-    return RunEvent(
-        eventType=RunState.START,
-        eventTime=(NOW - timedelta(minutes=1)).isoformat(),
-        job=job,
-        run=run,
-    )
+    at = (NOW - timedelta(minutes=1)).isoformat()
+    return RunEvent(eventType=RunState.START, eventTime=at, job=job, run=run)
 
 
 def ask(path: str) -> Any:
@@ -55,33 +49,14 @@ def ask(path: str) -> Any:
     return answer.json()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within 60 s"
-        time.sleep(0.2)
-
-
 def account(parent: str) -> HourAccount:
-    unique = {
-        "type": "expect_column_values_to_be_unique",
-        "kwargs": {"column": "id"},
-        "severity": "critical",
-    }
+    unique = entry("expect_column_values_to_be_unique", column="id") | {"severity": "critical"}
+    began, of_task = NOW - timedelta(seconds=30), f"{AIRFLOW}/{TASK}/{parent}"
     return HourAccount(
-        offsets=10,
-        good=9,
-        dead=1,
-        duplicate=0,
-        gap=0,
-        gaps={},
-        sources={"kafka": 10},
-        speed_rows=9,
-        quality=QualityResult(True, (), (), 1, "events", (unique,)),
-        run=RunFacts(
-            NOW - timedelta(seconds=30), "4.1.3", 1, 1234, f"{AIRFLOW}/{TASK}/{parent}", None
-        ),
-    )
+        offsets=10, good=9, dead=1, duplicate=0, gap=0, gaps={}, sources={"kafka": 10},
+        speed_rows=9, quality=QualityResult(True, (), (), 1, "events", (unique,)),
+        run=RunFacts(began, "4.1.3", 1, 1234, of_task, None),
+    )  # fmt: skip
 
 
 def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -> None:
@@ -91,18 +66,13 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     environment = lake.environment.model_copy(update={"lineage": settings})
     job = Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
     parent = str(uuid4())
+    served = {"served": "batch", "account": account(parent)}
+    refused = {"reason": "quality: no", "account": account(parent)}
     rows = [
-        ledger.decision(
-            HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, served="batch", account=account(parent)
-        ),
-        ledger.decision(
-            HOURS[1], "refused", 1, cut(HOURS[1]), NOW, reason="quality: no",
-            account=account(parent),
-        ),
-        ledger.decision(
-            HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)
-        ),
-    ]  # fmt: skip
+        ledger.decision(HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, **served),
+        ledger.decision(HOURS[1], "refused", 1, cut(HOURS[1]), NOW, **refused),
+        ledger.decision(HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, **served),
+    ]
     Receiver(settings).send([task_started(parent)])
     with report_lineage(job):
         lake.ledger.record(rows)
@@ -111,7 +81,7 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     ends = [subject_of(job).events(row)[1] for row in recorded]
     # Marquez shows a job under the name of its parent.
     path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"
-    wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs")
+    wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs", 60, 0.2)
     shown = {run["id"]: run for run in ask(f"{path}/runs")["runs"]}
     assert {end.run.runId: shown[end.run.runId]["state"] for end in ends} == {
         end.run.runId: "FAILED" if row.decision == "refused" else "COMPLETED"
@@ -125,9 +95,8 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     found = ask(path)
     assert (found["simpleName"], found["parentJobName"]) == (f"{lake.stream.name}.batch", TASK)
     assert ask(f"namespaces/{AIRFLOW}/jobs/{TASK}")["latestRun"]["id"] == parent
-    assert [(i["namespace"], i["name"]) for i in found["inputs"]] == [
-        ("kafka://127.0.0.1:1", "events")
-    ]
+    inputs = [(i["namespace"], i["name"]) for i in found["inputs"]]
+    assert inputs == [("kafka://127.0.0.1:1", "events")]
     where = table_name(lake.table().location())
     assert where in [(o["namespace"], o["name"]) for o in found["outputs"]]
     namespace_of_table, name_of_table = (quote(part, safe="") for part in where)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from lineage_receiver import running_receiver
+from programs import output_of
 
 pytest.importorskip(
     "airflow.providers.openlineage", reason="make test-suite WHAT=marquez brings the provider"
@@ -47,12 +48,8 @@ def test_a_rebuild_names_the_runs_of_airflows_provider(tmp_path: Path) -> None:
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(DAGS)], env=environment, capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    reported = json.loads(done.stdout.rpartition("RUNS")[2])
+    printed = output_of(sys.executable, "-c", _SCRIPT, DAGS, env=environment)
+    reported = json.loads(printed.rpartition("RUNS")[2])
     assert len(reported) == 3
     for parent, root in reported:
         assert parent.startswith("--parent-run=team/a/anabranch_hourly__events.rebuild/")
@@ -73,8 +70,7 @@ print("STATES", {t.task_id: str(t.state) for t in run.get_task_instances()})
 
 
 def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: Path) -> None:
-    """A real DAG run with the provider on; the command is a replacement that stores its
-    arguments."""
+    """A real DAG run with the provider on; the command is one that stores its arguments."""
     reported, command = tmp_path / "reported", tmp_path / "command"
     explained = {"state": "accepted", "revision": 1, "counts": {"good": 1}, "snapshot_id": 1}
     command.write_text(f"#!/bin/sh\necho \"$@\" >> {reported}\necho '{json.dumps(explained)}'\n")
@@ -95,10 +91,8 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
             "ANABRANCH_COMMAND": str(command),
             "ANABRANCH_CONF": str(tmp_path / "conf"),
         }
-        migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
-        subprocess.run(
-            migrate, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=300
-        )
+        migrate = (sys.executable, "-m", "airflow", "db", "migrate")
+        output_of(*migrate, env=environment, cwd=tmp_path)
         run = [
             sys.executable, "-c", _RUN, str(DAGS / "anabranch_hourly.py"),
             "anabranch_hourly__events",
@@ -110,13 +104,9 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
     assert "'rebuild': 'success'" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     [rebuild] = [line for line in reported.read_text().splitlines() if "--parent-run" in line]
     given = dict(word.lstrip("-").split("=", 1) for word in rebuild.split() if "=" in word)
-    known = {
-        f"{e['job']['namespace']}/{e['job']['name']}/{e['run']['runId']}" for e in receiver.events
-    }
+    jobs = [(event["job"], event["run"]["runId"]) for event in receiver.events]
+    known = {f"{job['namespace']}/{job['name']}/{run_id}" for job, run_id in jobs}
     assert given["parent-run"] in known
-    parents = [
-        e["run"]["facets"]["parent"]
-        for e in receiver.events
-        if e["job"]["name"].endswith(".rebuild")
-    ]
+    rebuilds = [e["run"] for e in receiver.events if e["job"]["name"].endswith(".rebuild")]
+    parents = [run["facets"]["parent"] for run in rebuilds]
     assert {p["run"]["runId"] for p in parents} == {given["root-run"].rpartition("/")[2]}

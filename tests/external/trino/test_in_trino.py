@@ -1,19 +1,17 @@
-"""docs/how-to/query.md's questions in a real Trino: the answers are those of Python. `make
-test-trino` runs it."""
+"""docs/how-to/query.md's questions in a real Trino, with Python's answers: `make test-trino`."""
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from query_page import queried_world, run_python, sections_of_page
 from trino_server import running_trino
-from world import World
+from world import Make, World
 
 from anabranch.common.output import plain
 
 
-def test_trino_gives_the_pages_answers(world: Callable[..., World], tmp_path: Path) -> None:
+def test_trino_gives_the_pages_answers(world: Make, tmp_path: Path) -> None:
     one, day = queried_world(world)
     sections = sections_of_page(one, day)
     expected = run_python(one, {"Python": sections["Python"]})["Python"]

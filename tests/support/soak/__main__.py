@@ -100,9 +100,7 @@ def _run(
     space.run("speed", STREAM, "--available-now", show=False)
     space.run("merge", STREAM)
     space.run("hours", STREAM)
-    story.step(
-        "Every record that Kafka acknowledged against main, by partition, offset and content"
-    )
+    story.step("Every acknowledged record against main, by partition, offset and content")
     for kind, number in sorted((*faults.counts.items(), *faults.exit_codes().items())):
         story.say(f"{kind:<26} {number:>5}")
     story.say(

@@ -8,11 +8,8 @@ from pathlib import Path
 
 
 class Backup:
-    """The newest backup of a folder of objects and a SQLite catalog, which it restores in place.
-
-    Take it while no job commits. The catalog is copied first, so that the bucket has every file
-    that the catalog names.
-    """
+    """The newest backup of a folder of objects and a SQLite catalog, restored in place. Taken while
+    no job commits, the catalog first, so that the bucket has every file that it names."""
 
     def __init__(self, catalog: Path, bucket: Path, folder: Path) -> None:
         self._catalog, self._bucket, self._folder = catalog, bucket, folder
@@ -44,8 +41,7 @@ class Backup:
 
 
 def copy_catalog(source: Path, target: Path) -> None:
-    """Copy a catalog with SQLite's backup API, so that processes with the target open see all of
-    it."""
+    """Copy a catalog by SQLite's backup API: processes with the target open see all of it."""
     with (
         closing(sqlite3.connect(source, timeout=60)) as one,
         closing(sqlite3.connect(target, timeout=60)) as other,

@@ -19,12 +19,8 @@ _SECONDS = 10.0
 
 
 class CuttingProxy:
-    """A proxy, with the number of connections that it has cut in a request (`bodies`) or a response
-    (`answers`).
-
-    `upstream_port`: the service's port, which may be set later. Only its own thread uses the
-    connections.
-    """
+    """The number of connections cut in a request (`bodies`) or a response (`answers`), by its own
+    thread. `upstream_port`: the service's port, which may be set later."""
 
     def __init__(self, seed: int) -> None:
         self.port = 0

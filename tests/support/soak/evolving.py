@@ -1,5 +1,4 @@
-"""Random changes of a stream's file, each of them one that Anabranch accepts. Pure except for the
-dice."""
+"""Random changes of a stream's file that Anabranch accepts. Pure except for the dice."""
 
 import random
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ Columns = tuple[tuple[str, str], ...]
 
 @dataclass
 class Evolving:
-    """All versions of the columns that a stream's table has had, oldest first, and the index of the
-    version in its file."""
+    """All versions of a table's columns, oldest first, and the index of that in its file."""
 
     versions: list[Columns]
     dice: random.Random
@@ -33,8 +31,7 @@ class Evolving:
         return self.at < len(self.versions) - 1
 
     def step(self) -> str:
-        """Change the file to the table's version, an older one, or a new one. Return a description
-        of the change."""
+        """Change the file to the table's version, an older or a new one; describe the change."""
         if self.is_behind:
             self.at = len(self.versions) - 1
             return "the newest file put in its place again"
@@ -53,11 +50,8 @@ def next_columns(columns: Columns, dice: random.Random) -> tuple[Columns, str]:
     if wide and dice.random() < 0.5:
         place = dice.choice(wide)
         name, kind = columns[place]
-        return (
-            *columns[:place],
-            (name, _WIDER[kind]),
-            *columns[place + 1 :],
-        ), f"{name} widened to {_WIDER[kind]}"
+        wider = (*columns[:place], (name, _WIDER[kind]), *columns[place + 1 :])
+        return wider, f"{name} widened to {_WIDER[kind]}"
     name, kind = f"added_{len(columns)}", dice.choice(_NEW)
     place = dice.randint(0, len(columns))
     return (*columns[:place], (name, kind), *columns[place:]), f"column {name} {kind} added"

@@ -61,8 +61,7 @@ _PAUSED = f"pause point {Step.COMMIT_DOUBTED.label}: "
 
 
 class Faults:
-    """The running processes, the faults so far, and their random generator. `sent`: the records
-    that faults sent."""
+    """The processes, the faults so far, and their dice. `sent`: records that faults sent."""
 
     def __init__(
         self,
@@ -74,8 +73,7 @@ class Faults:
         seed: int,
         only: tuple[str, ...] = (),
     ) -> None:
-        """Choose the faults. `only`: words, one of which a fault's name must contain; empty for
-        all."""
+        """Choose the faults that have one of the words `only` in their names; or all."""
         self._story, self._space, self._job = story, space, job
         self._interference, self._proxies = interference, proxies
         self._dice, self._seed = random.Random(seed), seed
@@ -89,80 +87,61 @@ class Faults:
         self._allows_all = False
         self.sent = Sent(job.stream.topic)
         self.counts: Counter[str] = Counter()
-        self._faults = [
-            f for f in self._all() if not only or any(word in _name(f) for word in only)
-        ]
+        self._faults = [f for f in self._all() if not only or any(w in _name(f) for w in only)]
 
     def _all(self) -> list[_Fault]:
-        """Return the faults, likelier ones more than once, each with the layer that must have made
-        progress since its start, so that the fault has an effect."""
+        """The faults, likelier ones more than once, each with the layer that must have progressed."""
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
-        faults: list[_Fault] = [
-            (self._kill_speed, "speed"),
-            (self._kill_speed, "speed"),
-            (self._fail_speed, "speed"),
-            (self._fail_speed, "speed"),
-            (self._second_speed, "speed"),
-            (self._pause_speed, "speed"),
-            (self._delete_checkpoints, "speed"),
-            (self._kill_batch, "batch"),
-            (self._fail_batch, "batch"),
-            (self._fail_batch, "batch"),
-            (self._two_batches, "batch"),
-            (self._restate, None),
-            (self._maintain, None),
-            (self._override, None),
-            (self._override, None),
-            (self._evolve, "speed"),
-            (self._evolve, "speed"),
-            (self._stamp_strangely, None),
-            (self._stamp_strangely, None),
-            (functools.partial(self._land_late, "command"), None),
-            (self._maintain_by_platform, None),
-            (self._maintain_by_platform, None),
-            (self._alter_by_another, None),
-            (self._alter_by_another, None),
-            (self._partition_by_another, None),
-            (self._lose_file, None),
-            (self._lose_file, None),
-            (self._pause_dag, "batch"),
-            (self._name_wrong_topic, "speed"),
-            (self._name_table_twice, None),
-            (self._allow_gaps, None),
-            (self._restart_kafka, None),
-            (self._take_backup, None),
-            (self._take_backup, "speed"),
-            (self._restore_backup, "speed"),
+        faults: list[tuple[Callable[[], None], Layer | None, int]] = [
+            (self._kill_speed, "speed", 2),
+            (self._fail_speed, "speed", 2),
+            (self._second_speed, "speed", 1),
+            (self._pause_speed, "speed", 1),
+            (self._delete_checkpoints, "speed", 1),
+            (self._kill_batch, "batch", 1),
+            (self._fail_batch, "batch", 2),
+            (self._two_batches, "batch", 1),
+            (self._restate, None, 1),
+            (self._maintain, None, 1),
+            (self._override, None, 2),
+            (self._evolve, "speed", 2),
+            (self._stamp_strangely, None, 2),
+            (functools.partial(self._land_late, "command"), None, 1),
+            (self._maintain_by_platform, None, 2),
+            (self._alter_by_another, None, 2),
+            (self._partition_by_another, None, 1),
+            (self._lose_file, None, 2),
+            (self._pause_dag, "batch", 1),
+            (self._name_wrong_topic, "speed", 1),
+            (self._name_table_twice, None, 1),
+            (self._allow_gaps, None, 1),
+            (self._restart_kafka, None, 1),
+            (self._take_backup, None, 1),
+            (self._take_backup, "speed", 1),
+            (self._restore_backup, "speed", 1),
         ]
         for service in services:
-            faults += [
-                (functools.partial(self._hang, service), None),
-                (functools.partial(self._cut, service), None),
-            ]
-            faults += [(functools.partial(self._cut_short, service), None)] * 2
+            faults.append((functools.partial(self._hang, service), None, 1))
+            faults.append((functools.partial(self._cut, service), None, 1))
+            faults.append((functools.partial(self._cut_short, service), None, 2))
         for layer in layers:
-            faults += [(functools.partial(self._die_in_doubt, layer), layer)] * 2
-            faults += [(functools.partial(self._pause_in_doubt, layer), layer)]
-            faults += [
-                (functools.partial(self._land_late, layer), None),
-                (functools.partial(self._set_clock, layer), None),
-            ]
-        return faults
+            faults.append((functools.partial(self._die_in_doubt, layer), layer, 2))
+            faults.append((functools.partial(self._pause_in_doubt, layer), layer, 1))
+            faults.append((functools.partial(self._land_late, layer), None, 1))
+            faults.append((functools.partial(self._set_clock, layer), None, 1))
+        return [(fault, layer) for fault, layer, times in faults for _ in range(times)]
 
     def run(self, seconds: float) -> None:
-        """Cause one fault after the other until the time is over, and restart ended layers between
-        them."""
+        """Cause fault after fault until the time is over, and restart ended layers."""
         ends, number = time.monotonic() + seconds, 0
         while time.monotonic() < ends:
-            # A fault's draws depend on the state; with a new seed they do not change the next
-            # fault.
+            # A fault's draws depend on the state; a new seed keeps them from the next fault.
             self._dice.seed(f"{self._seed} {number}")
             number += 1
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
-            # After each fault that stops a process, two that stop none follow while the process
-            # restarts.
+            # After each fault that stops a process, two that stop none follow while it restarts.
             due = [f for f in self._faults if (f[1] is None) == (number % 3 != 0)]
             fault, layer = self._dice.choice(due or self._faults)
             if layer is not None:
@@ -178,15 +157,11 @@ class Faults:
 
     def exit_codes(self) -> Counter[str]:
         """Count the processes that were not killed by exit code."""
-        return Counter(
-            f"{name} ended with {running.code}"
-            for name, running in self._ended
-            if (running.code or 0) >= 0
-        )
+        ended = [(name, running.code) for name, running in self._ended if (running.code or 0) >= 0]
+        return Counter(f"{name} ended with {code}" for name, code in ended)
 
     def require_explained(self) -> None:
-        """Raise Terminal if a process ended with exit code 70, an unexpected error: no fault here
-        causes one."""
+        """Raise Terminal if a process ended with 70, which no fault here causes."""
         for name, running in self._ended:
             if running.code == _UNEXPECTED:
                 raise Terminal(
@@ -222,8 +197,7 @@ class Faults:
         return self._space.start(command, STREAM, *arguments, **environment)
 
     def _finish(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> int:
-        """Run a command to its end, again after a transient error, and return its exit code. Raises
-        Terminal for a code that is not in `codes`."""
+        """Run a command, again after a transient error. Raises Terminal for a code not in `codes`."""
         deadline = time.monotonic() + _COMMAND_SECONDS
         while True:
             running = self._start(*arguments)
@@ -253,8 +227,7 @@ class Faults:
         self._story.say(f"{moment}  {words}; position {position:,}, {len(accepted)} hours accepted")
 
     def _progress(self) -> tuple[int, list[str]]:
-        """Return the number of offsets that the speed layer has published, and the accepted
-        hours."""
+        """Return the number of published offsets, and the accepted hours."""
         state = self._state()
         return sum(state.position.offsets.values()), sorted(state.accepted)
 
@@ -283,11 +256,8 @@ class Faults:
         self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]
     ) -> None:
         chosen = self._dice.choice(steps)
-        after = (
-            f"{Step.COMMIT_REQUEST_LOST.label},"
-            if chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED)
-            else ""
-        )
+        is_in_doubt = chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED)
+        after = f"{Step.COMMIT_REQUEST_LOST.label}," if is_in_doubt else ""
         step = f"{after}{chosen.label}:{self._dice.randint(1, 3)}"
         for running in alive:
             running.kill()
@@ -352,10 +322,8 @@ class Faults:
         layer = "auto" if hour in given else "speed"
         # Refused if the speed layer does not cover the hour.
         code = self._finish("override", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
-        self._report(
-            f"served by {layer}",
-            f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}",
-        )
+        words = f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}"
+        self._report(f"served by {layer}", words)
 
     def _evolve(self) -> None:
         """Change the stream's file while jobs run, then apply it."""
@@ -369,20 +337,16 @@ class Faults:
 
     def _maintain_by_platform(self) -> None:
         """Run another program that maintains the tables while the jobs run."""
-        operations = self._dice.sample(
-            platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS))
-        )
+        count = self._dice.randint(1, len(platform.OPERATIONS))
+        operations = self._dice.sample(platform.OPERATIONS, count)
         arguments = (str(self._space.conf), STREAM, *operations)
-        running = self._space.start(
-            *arguments, log="platform", module="soak.platform", PYTHONPATH=SUPPORT
-        )
+        module = {"module": "soak.platform", "PYTHONPATH": SUPPORT}
+        running = self._space.start(*arguments, log="platform", **module)
         poll(lambda: running.code, "the other program to end", _COMMAND_SECONDS)
         if running.code:
             running.require_alive()
-        outcome = running.printed().splitlines()[-1]
-        self._report(
-            "maintained by others", f"another program ran {', '.join(operations)}: {outcome}"
-        )
+        end = running.printed().splitlines()[-1]
+        self._report("maintained by others", f"another program ran {', '.join(operations)}: {end}")
 
     def _alter_by_another(self) -> None:
         """Let another program drop or rename a column while the jobs run; `apply` undoes it."""
@@ -428,8 +392,7 @@ class Faults:
         poll(changed, f"another program to change {name}", _PATIENCE)
 
     def _lose_file(self) -> None:
-        """Delete a data file of an hour that the batch layer serves, as a wrong bucket rule does,
-        and restate the hour."""
+        """Delete a data file of an accepted hour, as a wrong bucket rule does, and restate it."""
         state = self._state()
         hours = [hour for hour in sorted(state.accepted) if state.served_by(hour) == "batch"]
         files = files_by_branch(state.table, hours)["batch"]
@@ -491,15 +454,11 @@ class Faults:
         self._report("table named twice", "a second stream's file with the same table, refused")
 
     def _allow_gaps(self) -> None:
-        """Allow all gaps, or only the shipped ones. Kafka has all records, so none may be
-        missing."""
+        """Allow all gaps, or only the shipped ones: Kafka has all records."""
         shipped = self._space.shipped(STREAM)["batch"]
         self._allows_all = not self._allows_all
-        gaps = (
-            ["control", "aborted", "compacted", "retention"]
-            if self._allows_all
-            else shipped["allow_gaps"]
-        )
+        every = ["control", "aborted", "compacted", "retention"]
+        gaps = every if self._allows_all else shipped["allow_gaps"]
         self._space.set_stream(STREAM, batch=shipped | {"allow_gaps": gaps})
         self._report("allow_gaps changed", f"allow_gaps: {', '.join(gaps)}")
         self._restate()
@@ -508,11 +467,11 @@ class Faults:
         """Restart the broker as for an upgrade: with SIGTERM, for a controlled shutdown."""
         pid = self._pid("kafka")
         os.kill(pid, signal.SIGTERM)
-        poll(
-            lambda: None if psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) else True,
-            "Kafka to end",
-            120,
-        )
+
+        def has_ended() -> bool | None:
+            return None if psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) else True
+
+        poll(has_ended, "Kafka to end", 120)
         self._start_services()
         self._report("kafka restarted", "Kafka ended by SIGTERM, and started again")
 
@@ -530,8 +489,7 @@ class Faults:
         self._report("backup", "catalog and bucket copied")
 
     def _restore_backup(self) -> None:
-        """Restore the backup, without running jobs. Pending requests are dropped: they would change
-        the restored tables."""
+        """Restore the backup, without jobs or pending requests, which would change it."""
         if not self._backup.is_taken:
             return
         for running in (*self._speed, *self._batch):
@@ -548,16 +506,10 @@ class Faults:
 
     def _stamp_strangely(self) -> None:
         before = self.sent.acknowledged
-        send_strange(
-            self._job,
-            self._dice.randint(5, 15),
-            self._seed * 1_000 + self.counts.total(),
-            self.sent,
-        )
-        self._report(
-            "strange timestamps",
-            f"{self.sent.acknowledged - before} records with strange timestamps",
-        )
+        count, seed = self._dice.randint(5, 15), self._seed * 1_000 + self.counts.total()
+        send_strange(self._job, count, seed, self.sent)
+        sent = self.sent.acknowledged - before
+        self._report("strange timestamps", f"{sent} records with strange timestamps")
 
     def _set_clock(self, who: str) -> None:
         if self._dice.random() < 0.3:
@@ -569,9 +521,7 @@ class Faults:
         self._interference.set_clock(who, seconds)
         time.sleep(self._dice.uniform(5, 25))
         self._interference.set_clock(who, 0)
-        self._report(
-            f"clock of {who} jumps", f"the clock of {who} {seconds:+,.0f} s, and right again"
-        )
+        self._report(f"clock of {who} jumps", f"its clock {seconds:+,.0f} s, and right again")
 
     def _land_late(self, who: str) -> None:
         after = [
@@ -580,10 +530,8 @@ class Faults:
         ]
         self._interference.lose_requests(who, after)
         delays = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
-        self._report(
-            "late landings",
-            f"the next requests of {who} to the catalog lost, to land after: {delays}",
-        )
+        words = f"the next requests of {who} to the catalog lost, to land after: {delays}"
+        self._report("late landings", words)
         time.sleep(self._dice.uniform(5, 15))
 
     def _die_in_doubt(self, layer: Layer) -> None:
@@ -593,19 +541,15 @@ class Faults:
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
-        """Pause a publisher before it checks the outcome of its publish, and resume it after others
-        have continued."""
+        """Pause a publisher before it checks its publish's outcome, while others go on."""
         hung, start, words = self._start_in_doubt(layer, PAUSE_AT)
         deadline = time.monotonic() + _PATIENCE
-        while (
-            not (paused := _PAUSED in "".join(hung.log_lines()))
-            and hung.code is None
-            and time.monotonic() < deadline
-        ):
+        paused = False
+        while not paused and hung.code is None and time.monotonic() < deadline:
             time.sleep(0.5)
-        self._report(
-            "late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}"
-        )
+            paused = _PAUSED in "".join(hung.log_lines())
+        found = "paused in doubt" if paused else "in no doubt yet"
+        self._report("late, and paused", f"{words}, {found}")
         other = start()
         time.sleep(self._dice.uniform(20, 40))
         if hung.code is None:
@@ -619,56 +563,39 @@ class Faults:
         """Restart a layer, with its next request to the catalog lost and executed late. When it
         checks the outcome, it is killed or paused (`ends`: FAIL_AT or PAUSE_AT). Return the process,
         a function that starts another, and a description."""
-        alive, start = (
-            (self._speed, self._start_speed)
-            if layer == "speed"
-            else (self._batch, self._start_batch)
-        )
-        for running in alive:
+        start = self._start_speed if layer == "speed" else self._start_batch
+        for running in self._speed if layer == "speed" else self._batch:
             running.kill()
         seconds = self._dice.uniform(0, 60)
         self._interference.lose_requests(layer, [seconds])
         started = start(**{ends: Step.COMMIT_DOUBTED.label})
-        return (
-            started,
-            start,
-            f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s",
-        )
+        words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
+        return started, start, words
 
     def _cut_short(self, service: Service) -> None:
         proxy, chance = self._proxies[service], self._dice.choice((0.02, 0.1, 0.3))
         bodies, answers = proxy.bodies, proxy.answers
         with proxy.cutting(chance):
             time.sleep(self._dice.uniform(5, 15))
-        words = (
-            f"{proxy.bodies - bodies} bodies and {proxy.answers - answers} answers of {service} "
-            "cut short"
-        )
-        self._report(f"{service} cut short", words)
+        cut = f"{proxy.bodies - bodies} bodies and {proxy.answers - answers} answers"
+        self._report(f"{service} cut short", f"{cut} of {service} cut short")
 
     def _cut(self, service: Service) -> None:
         os.kill(self._pid(service), signal.SIGKILL)
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
         self._start_services()
-        self._report(
-            f"{service} killed",
-            f"{service} killed with every connection to it, started after {seconds:.0f} s",
-        )
+        words = f"{service} killed with its connections, started after {seconds:.0f} s"
+        self._report(f"{service} killed", words)
 
     def _start_services(self) -> None:
         running, port = self._space.services, self._proxies["kafka"].port
-        services.up(
-            running.home,
-            access_key=running.access_key,
-            secret_key=running.secret_key,
-            advertised_port=port,
-        )
+        key, secret = running.access_key, running.secret_key
+        services.up(running.home, access_key=key, secret_key=secret, advertised_port=port)
 
     def _pid(self, service: str) -> int:
-        pid = next(
-            s.pid for s in services.status(self._space.services.home) if s.service == service
-        )
+        states = services.status(self._space.services.home)
+        pid = next(state.pid for state in states if state.service == service)
         assert pid is not None, f"{service} is not alive"
         return pid
 

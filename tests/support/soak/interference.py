@@ -87,13 +87,12 @@ def _lose_requests(folder: Path) -> None:
 def replace_file(file: Path, text: str) -> None:
     """Replace a file atomically: readers see the old or the new content."""
     part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_text(text, "utf-8")
     part.replace(file)
 
 
 def _take_order(folder: Path) -> float | None:
-    """Take an order to intercept a request, and return the seconds until its execution; None
-    without an order."""
+    """Take an order to intercept a request; return the seconds until its execution, or None."""
     for order in sorted(folder.glob("late-*")):
         with suppress(FileNotFoundError):
             seconds = float(order.read_text())
@@ -122,8 +121,7 @@ class Interference:
         replace_file(self._orders(name) / "clock", str(seconds))
 
     def lose_requests(self, name: str, after: list[float | None]) -> None:
-        """Intercept the next requests to the catalog; each is executed after its seconds in
-        `after`, or never for None."""
+        """Intercept the next requests to the catalog: executed `after` seconds, or never (None)."""
         for number, seconds in enumerate(after):
             delay = _NEVER if seconds is None else seconds
             replace_file(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
@@ -146,10 +144,7 @@ class Interference:
 
 
 class Gateway:
-    """Executes intercepted requests. `landed`, `refused` and `dropped` count the results.
-
-    A request without an answer is sent again; a request for `never` is dropped.
-    """
+    """Executes intercepted requests, again until they are answered; one for `never` is dropped."""
 
     def __init__(self, requests: Path, catalog: Catalog) -> None:
         self._requests, self._catalog = requests, catalog
@@ -177,7 +172,7 @@ class Gateway:
         """Execute all requests that are due at `now`."""
         for file in sorted(self._requests.glob("*.json")):
             try:
-                delayed = json.loads(file.read_text(encoding="utf-8"))
+                delayed = json.loads(file.read_text("utf-8"))
             except FileNotFoundError:
                 continue  # dropped in the meantime
             if delayed["after"] == _NEVER:

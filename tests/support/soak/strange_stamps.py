@@ -27,8 +27,7 @@ _HOUR = 3_600_000
 
 
 def strange_stamp(now_ms: int, dice: random.Random) -> int:
-    """Return a timestamp in milliseconds: of another unit, of another time, or at the limit of
-    readers."""
+    """A timestamp in milliseconds: of another unit or time, or at the limit of readers."""
     return dice.choice(
         (
             now_ms * 1_000 + dice.randrange(1_000), now_ms * 1_000_000 + dice.randrange(1_000_000),
