@@ -2,26 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from expectations import entry
 from stored_rows import stored_rows
-from world import SCHEMA, World, event, past_hour
+from world import ERASURE, SCHEMA, Make, World, event, past_hour
 
 from anabranch.iceberg.manifests import files_by_hour
-from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.protocol import ledger
 from anabranch.protocol.acts import hold
 from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.publisher import Publisher
 
-Make = Callable[..., World]
 ARCHIVE: dict[str, Any] = {"raw": "30 days"}
 BRANCHES = ("speed", "batch", "main")
 
@@ -29,42 +24,25 @@ BRANCHES = ("speed", "batch", "main")
 def archived(one: World) -> list[tuple[int, int, bytes | None, bytes | None]]:
     """The content of the archive."""
     rows = one.rows("main", one.job.stream.archive_table)
-    return sorted(
-        ((r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows),
-        key=lambda at: at[:2],
-    )
+    return [(r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows]
 
 
 def sent(one: World, *hours: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
     """Return the records of some hours that Kafka acknowledged."""
     ids = tuple(f'{{"event_id": "{hour}'.encode() for hour in hours)
     of = [r for r in one.sent if r.value is not None and r.value.startswith(ids)]
-    return sorted(((r.partition, r.offset, b"k", r.value) for r in of), key=lambda at: at[:2])
+    return sorted((r.partition, r.offset, b"k", r.value) for r in of)
 
 
 def send_hour(one: World, hour: str) -> None:
     """Eight good records with a field beside the schema, a duplicate, and one that is dead."""
     at = start_of(hour)
-    good = [
-        (
-            n % 2,
-            at + timedelta(minutes=n),
-            event(f"{hour}-{n}", at, player=f"p{n % 3}", score=n, level=n),
-        )
-        for n in range(8)
-    ]
+    good = []
+    for n in range(8):
+        value = event(f"{hour}-{n}", at, player=f"p{n % 3}", score=n, level=n)
+        good.append((n % 2, at + timedelta(minutes=n), value))
     broken = b'{"event_id": "' + hour.encode() + b'-broken", "player": "p1", '
     one.send([*good, good[0], (1, at + timedelta(minutes=20), broken)])
-
-
-def newest(one: World, hour: str) -> LedgerRow:
-    """The newest decision of an hour, whose account closes."""
-    row = ledger.newest(one.job.ledger.history([hour]))[hour]
-    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (
-        row.gap or 0
-    ) + (row.erased or 0)
-    assert row.partitions is not None and all(p.total == p.offsets for p in row.partitions.values())
-    return row
 
 
 def counts(row: LedgerRow) -> tuple[int | None, ...]:
@@ -85,7 +63,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
     assert archived(one) == sent(one, first, second)
     one.reconfigure(expectations=None)
     assert one.batch(first)[0].decision == "accepted"
-    before = newest(one, first)
+    before = one.account(first)
     assert (before.sources, counts(before)) == ({"kafka": 10}, (8, 1, 1, 0))
     # Read again, and not archived again.
     assert one.batch(first, restate=True)[0].decision == "accepted"
@@ -98,7 +76,7 @@ def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make
     assert [r.decision for r in one.batch(first, restate=True)] == ["accepted"]
     assert [r.decision for r in one.batch(second)] == ["accepted"]
     for hour in (first, second):
-        row = newest(one, hour)
+        row = one.account(hour)
         assert (row.sources, counts(row)) == ({"archive": 10}, (8, 1, 1, 0))
     assert sorted(r["score"] for r in one.rows()) == sorted([*range(8)] * 2)
     assert Counter(d["ingest_hour"] for d in one.dead()) == {first: 1, second: 1}
@@ -114,13 +92,12 @@ def test_hours_leave_the_archive_unless_held(world: Make) -> None:
     one.apply()
     one.batch()
     assert archived(one) == sent(one, old, held, kept)
-    publisher = Publisher(one.lake, one.job.stream)
-    hold(publisher, held, held, "case 1")
+    hold(one.publisher, held, held, "case 1")
     done = maintain(one.job, datetime.now(UTC), False)
     assert one.job.stream.archive_table in done.expired
     assert archived(one) == sent(one, held, kept)
     # Nothing of the rows or the account goes with it.
-    assert len(one.rows()) == 24 and counts(newest(one, old)) == (8, 1, 1, 0)
+    assert len(one.rows()) == 24 and counts(one.account(old)) == (8, 1, 1, 0)
 
 
 ESCAPED = r"\u00701"
@@ -131,7 +108,7 @@ ERASED = re.compile(r"\bp1\b|u00701")
 def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) -> None:
     hour = past_hour(1)
     one = world(archive=ARCHIVE)
-    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure=ERASURE)
     one.topic()
     send_hour(one, hour)
     # A column has the value, its bytes have it not: the row shows which record it is of. And a
@@ -152,16 +129,14 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
     assert len(left()) == 5 + 4 + 4 + 6 and ESCAPED.encode() in b"".join(
         v or b"" for *_, v in archived(one)
     )
-    order = ErasureRequest("player", frozenset({"p1"}), "case 4711", timedelta(0))
-    done = erase(one.job, Publisher(one.lake, one.job.stream), order)
+    done = one.erase("p1", timedelta(0))
     assert (done.left, left()) == (None, [])
     rebuilt = 5, 0, 0, 7
     # Kafka still has them, then only the archive has the others.
     for source in ("kafka", "archive"):
         assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
-        sources = newest(one, hour).sources
-        assert left() == [] and sources is not None and source in sources
-        row = newest(one, hour)
+        row = one.account(hour)
+        assert left() == [] and row.sources is not None and source in row.sources
         # A duplicate of an erased record is counted as erased.
         assert (row.good, row.dead, row.gap, (row.duplicate or 0) + (row.erased or 0)) == rebuilt
         if source == "kafka":
@@ -169,12 +144,8 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
     # The files that had them are named until storage has none of them.
     table = one.lake.load(one.job.stream.archive_table)
     now_there = {path for of in files_by_hour(table, "main").values() for path in of}
-    files = {
-        f
-        for row in one.job.ledger.history([hour])
-        if row.erasure
-        for f in row.erasure.get("files", ())
-    }
+    erasures = [row.erasure for row in one.job.ledger.history([hour]) if row.erasure]
+    files = {file for erasure in erasures for file in erasure.get("files", ())}
     assert {f for f in files if "_archive" in f} and not now_there & files
     # The hazard: storage has the bytes. After the deadline no file of any table has them.
     assert ERASED.search(stored_rows(one))

@@ -1,7 +1,5 @@
-"""The audit of tables that Spark writes by itself, of a topic with an aborted transaction: it finds
-exactly the records that were taken out and doubled."""
+"""The audit of tables that Spark writes by itself finds what was taken out and doubled."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,14 @@ from commands import call, shown
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from world import World, add_catalog, past_hour, spread
+from world import Make, World, add_catalog, past_hour, spread
 
-Make = Callable[..., World]
 TAKEN, DOUBLED, ABORTED = ((0, 35), (0, 36), (1, 40)), ((0, 50), (1, 41)), 3
 
 
 @pytest.fixture
 def one(world: Make) -> World:
-    """A stream without tables: 3 hours of 60 records in two partitions, and 3 records of an aborted
-    transaction in the middle one."""
+    """No tables: 3 hours of 60 records in two partitions, an aborted transaction in one."""
     one = world(partitions=2)
     for ago in (5, 4, 3):
         one.send(spread(past_hour(ago), 60, f"h{ago}"))

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ import yaml
 from commands import call, shown
 from expectations import entry
 from pages import browser, new_page
-from world import World, past_hour, spread
+from world import SAME, Make, World, past_hour, spread
 
 ROOT = Path(__file__).resolve().parents[2]
+UNCHANGED = {"changes": [], "check": None, "error": None}
 
 
 def _run(one: World, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -23,15 +23,12 @@ def _run(one: World, *arguments: str, expect: int = 0) -> subprocess.CompletedPr
     return done
 
 
-def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
-    """Run each layer once as a process. The batch process refuses the first hour and accepts the
-    second."""
+def test_the_whole_path_by_command_line(world: Make) -> None:
+    """Each layer once as a process. The batch process refuses an hour and accepts the next."""
     one, small, hour = world(partitions=2), past_hour(2), past_hour(1)
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
-    assert shown(one, "apply", one.name) == [
-        {"stream": one.name, "changes": [], "check": None, "error": None}
-    ]
+    assert shown(one, "apply", one.name) == [UNCHANGED | {"stream": one.name}]
     status = shown(one, "status", one.name)
     assert status["lag"]["offsets"] == 36
     assert status["waiting_since"].startswith(small)
@@ -45,45 +42,25 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
 
     one.expect(entry("expect_table_row_count_to_be_between", min_value=10))
     assert shown(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
-    [first, sealed, running] = shown(one, "hours", one.name)
-    assert (
-        (first["state"], first["served"])
-        == (sealed["state"], sealed["served"])
-        == ("sealed", "speed")
-    )
-    assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
+    hours = [(h["hour"], h["state"], h["served"]) for h in shown(one, "hours", one.name)]
+    sealed = [(ended, "sealed", "speed") for ended in (small, hour)]
+    assert hours == [*sealed, (past_hour(0), "open", "speed")]
     done = _run(one, "batch", one.name, "--output", "json", expect=1)
     assert "expect_table_row_count_to_be_between" in done.stdout + done.stderr
     built = [(h["hour"], h["state"], h["good"]) for h in json.loads(done.stdout)["hours"]]
     assert built == [(small, "refused", 6), (hour, "accepted", 30)]
 
     [refused, accepted, _] = shown(one, "hours", one.name)
-    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
-        "refused",
-        "speed",
-        False,
-    )
+    assert (refused["state"], refused["served"]) == ("refused", "speed")
+    assert refused["quality"]["passed"] is False
     assert accepted == {
-        "hour": hour,
-        "state": "accepted",
-        "revision": 1,
-        "served": "batch",
+        "hour": hour, "state": "accepted", "revision": 1, "served": "batch", "reason": None,
         "cut": {"0": [3, 18], "1": [3, 18]},
         "counts": {"offsets": 30, "good": 30, "dead": 0, "duplicate": 0, "gap": 0},
-        "dead_share": {"dead": 0, "records": 30},
-        "speed_rows": 30,
-        "diff": {
-            "missing": 0,
-            "extra": 0,
-            "changed": 0,
-            "duplicate": 0,
-            "unread": 0,
-            "missing_dead": 0,
-            "extra_dead": 0,
-        },
+        "dead_share": {"dead": 0, "records": 30}, "speed_rows": 30,
+        "diff": SAME | {"duplicate": 0, "unread": 0, "missing_dead": 0, "extra_dead": 0},
         "quality": {"passed": True, "failed": []},
-        "reason": None,
-    }
+    }  # fmt: skip
     assert hour in call(one, "hours", one.name)
     page = new_page(one.job)
     page.readers[one.name].refresh()
@@ -102,69 +79,54 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
     merged = shown(one, "merge", one.name)
     assert merged == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
-    answer = call(
-        one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json"
-    )
-    assert json.loads(answer) == [{"n": 36}]
+    counted = f"SELECT count(*) AS n FROM {one.job.stream.table}"
+    assert shown(one, "query", counted) == [{"n": 36}]
 
     # An operator accepts the hour and gives the reason.
     one.batch(small, accept=True, why="few players that night")
     [refused, *_] = shown(one, "hours", one.name)
-    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
-        "accepted",
-        "batch",
-        False,
-    )
+    assert (refused["state"], refused["served"]) == ("accepted", "batch")
+    assert refused["quality"]["passed"] is False
     assert refused["reason"].startswith(
         "accepted by choice: few players that night; in spite of: quality: expect_"
     )
 
 
-def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> None:
+def test_apply_of_many_continues_after_an_error(world: Make) -> None:
     one = world(group="small")
     files = one.folder / "streams"
     good = yaml.safe_load((files / f"{one.name}.yaml").read_text())
-    second = {**good, "table": f"{one.name}.second"}
-    broken = {**good, "table": f"{one.name}.broken", "key": "nothing"}
-    (files / "a_broken.yaml").write_text(yaml.safe_dump(broken))
-    (files / "z_second.yaml").write_text(yaml.safe_dump(second))
-    (files / "elsewhere.yaml").write_text(
-        yaml.safe_dump(second | {"group": "large", "table": f"{one.name}.elsewhere"})
-    )
+    others = {"a_broken": {"key": "nothing"}, "z_second": {}, "elsewhere": {"group": "large"}}
+    for name, changes in others.items():
+        other = good | {"table": f"{one.name}.{name}"} | changes
+        (files / f"{name}.yaml").write_text(yaml.safe_dump(other))
 
     printed = call(one, "apply", "--group", "small", expect=2)
     assert "anabranch: a_broken: " in printed and "a_broken.yaml: key" in printed
     assert f"{one.name}: created table {one.name}.events" in printed
-    assert f"z_second: created table {one.name}.second" in printed
+    assert f"z_second: created table {one.name}.z_second" in printed
     assert "elsewhere" not in printed
 
     fine, broken = shown(one, "apply", "z_second", "a_broken", expect=2)
-    assert fine == {"stream": "z_second", "changes": [], "check": None, "error": None}
-    assert (broken["stream"], broken["changes"]) == (
-        "a_broken",
-        [],
-    ) and "a_broken.yaml: key" in broken["error"]
+    assert fine == UNCHANGED | {"stream": "z_second"}
+    assert (broken["stream"], broken["changes"]) == ("a_broken", [])
+    assert "a_broken.yaml: key" in broken["error"]
     assert "elsewhere: created table" in call(one, "apply", expect=2)
 
 
 @pytest.mark.full
-def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., World]) -> None:
-    one = world()
-    one.create()
-    assert (
-        "no hour has dead letters that decode now"
-        in _run(one, "dead-letters", one.name, "--replay").stdout
-    )
+def test_without_readable_dead_letters_nothing_is_replayed(world: Make) -> None:
+    one = world(create=2)
+    said = _run(one, "dead-letters", one.name, "--replay").stdout
+    assert "no hour has dead letters that decode now" in said
 
 
-def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
+def test_wrong_usage_is_2_and_transient_is_75(world: Make) -> None:
     one = world(partitions=2)
     assert "run `anabranch apply`" in call(one, "status", one.name, expect=1)
     one.apply()
-    assert "expected a UTC hour such as" in call(
-        one, "batch", one.name, "--hour", "yesterday", expect=2
-    )
+    named = ("batch", one.name, "--hour")
+    assert "expected a UTC hour such as" in call(one, *named, "yesterday", expect=2)
     assert "known streams" in _run(one, "status", "nobody", expect=2).stderr
-    assert "can be sealed from" in call(
-        one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75
-    )
+    running = call(one, *named, past_hour(0), "--seal-only", expect=75)
+    assert "can be sealed from" in running

@@ -1,5 +1,4 @@
-"""The real broker and the real S3 server as child processes: started, damaged, repaired,
-stopped."""
+"""The real broker and S3 server as child processes: started, damaged, repaired, stopped."""
 
 import json
 import os
@@ -14,10 +13,12 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
+from budget import full
 from demo.story import Story
 from demo.workspace import open_workspace
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
+from kafka_admin import admin_of
 from waiting import wait_for
 
 from anabranch.common.errors import ConfigurationError, Terminal
@@ -80,9 +81,8 @@ def _read_value(running: Services, topic: str) -> bytes:
         values: list[bytes] = []
 
         def arrived() -> bool:
-            values.extend(
-                record.value for records in consumer.poll(1000).values() for record in records
-            )
+            polled = consumer.poll(1000).values()
+            values.extend(record.value for records in polled for record in records)
             return bool(values)
 
         wait_for(arrived, f"a record of {topic}")
@@ -99,15 +99,13 @@ def _require_private(home: Home, running: Services) -> None:
     """Only this machine is listened on, and others cannot read the secret."""
     for service in ("kafka", "s3"):
         process = psutil.Process(_pid(home, service))
-        listening = [
-            c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN
-        ]
+        connections = process.net_connections("tcp")
+        listening = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
         assert listening
         assert {ip.removeprefix("::ffff:") for ip in listening} == {HOST}
         assert running.secret_key not in " ".join(process.cmdline())
-    readable = [
-        file for file in (home.path / "run").iterdir() if running.secret_key in file.read_text()
-    ]
+    files = [*(home.path / "run").iterdir()]
+    readable = [file for file in files if running.secret_key in file.read_text()]
     assert [file.name for file in readable] == ["s3.properties"]
     assert readable[0].stat().st_mode & 0o077 == 0
 
@@ -119,9 +117,8 @@ def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars:
     _require_private(home, first)
 
     # Both are what they say they are.
-    admin = KafkaAdminClient(bootstrap_servers=first.bootstrap_servers)
-    admin.create_topics([NewTopic("kept", num_partitions=1, replication_factor=1)])
-    admin.close()
+    with admin_of(first.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("kept", num_partitions=1, replication_factor=1)])
     producer = KafkaProducer(bootstrap_servers=first.bootstrap_servers)
     assert producer.send("kept", b"record", timestamp_ms=OLD).get(30).offset == 0
     producer.close()
@@ -179,19 +176,16 @@ def test_a_taken_port_stops_up_before_anything_is_started(home: Home, jars: Jars
 def test_services_that_up_started_are_stopped_if_another_fails(home: Home, jars: Jars) -> None:
     # The hazard: Kafka's storage is damaged, so it ends at once, while the S3 server runs already.
     (home.path / "data" / "kafka").mkdir(parents=True)
-    (home.path / "data" / "kafka" / "meta.properties").write_text(
-        "version=1\nnode.id=99\ncluster.id=x\n"
-    )
+    properties = home.path / "data" / "kafka" / "meta.properties"
+    properties.write_text("version=1\nnode.id=99\ncluster.id=x\n")
     with pytest.raises(Terminal, match=r"(?s)Kafka ended while it was starting.*node"):
         _up(home, jars, free_port(), free_port())
     assert (home.path / "logs" / "s3.log").exists()
     assert _alive(home) == []
 
 
-@pytest.mark.parametrize(
-    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
-)
-@pytest.mark.parametrize("step", [pytest.param("formatting", marks=pytest.mark.full), "starting"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, full(signal.SIGTERM)])
+@pytest.mark.parametrize("step", [full("formatting"), "starting"])
 def test_an_interrupted_up_leaves_nothing(home: Home, step: str, sent: signal.Signals) -> None:
     code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sqlite3
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 from aws import running_aws
 from click.testing import CliRunner
-from kafka.admin import ConfigResource, ConfigResourceType
+from commands import call
+from programs import output_of
 from pydantic import SecretStr
 from pyiceberg.table import Transaction
 from pyspark.sql import SparkSession
@@ -34,8 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the commands that remedies name beside ours: Kafka's, of which the broker's jars
-    hold one."""
+    """A folder of the commands that remedies name beside ours: Kafka's."""
     folder = tmp_path_factory.mktemp("tools")
     java, class_path = require_java(), ":".join(map(str, jars.ensure_jars().broker))
     command = f"{java} -XX:TieredStopAtLevel=1 -cp {class_path} kafka.admin.ConfigCommand"
@@ -45,8 +44,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Patient:
-    """A stream that is examined, with its accepted `hour`, and an operator who runs the
-    remedies."""
+    """An examined stream, its accepted `hour`, and an operator who runs the remedies."""
 
     def __init__(self, one: World, tools: Path, hour: str) -> None:
         self.one, self.tools, self.hour = one, tools, hour
@@ -69,6 +67,16 @@ class Patient:
         assert found, f"expected {check}, found {self.report()['findings']}"
         return found[0]
 
+    def checks(self) -> set[str]:
+        return {f["check"] for f in self.report()["findings"]}
+
+    def cured(self, check: Issue) -> dict[str, Any]:
+        """The finding, whose remedy clears it."""
+        finding = self.finding(check)
+        self.run(finding["remedy"])
+        assert self.findings(check) == []
+        return finding
+
     def run(self, remedy: str) -> None:
         """The remedy in a shell, or in Spark's; a command of ours in this process."""
         if remedy.startswith("ALTER TABLE"):
@@ -80,17 +88,11 @@ class Patient:
             assert mine.exit_code == 0, f"{remedy}: {mine.output}\n{mine.exception!r}"
             return
         environment = os.environ | {"PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}"}
-        done = subprocess.run(
-            remedy, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True,
-            timeout=240, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{remedy}: {done.stdout}\n{done.stderr}"
+        output_of(remedy, shell=True, env=environment)
 
     def set(self, key: str, value: str) -> None:
         """A setting of the topic, changed by another client."""
-        admin = self.one.admin()
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.one.name, {key: value})])
-        admin.close()
+        self.one.set_topic(**{key: value})
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +124,7 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
     assert names[:3] == ["this machine", "s3", "catalog"]
     assert names[3:] == [f"{what} {patient.one.name}" for what in ("kafka", "tables", "stream")]
     assert patient.one.state.heads == before
-    text = (
-        CliRunner()
-        .invoke(main, ["doctor", patient.one.name, "--conf", str(patient.one.folder)])
-        .stdout
-    )
+    text = call(patient.one, "doctor", patient.one.name)
     assert text.endswith(f"\nready; next: anabranch hours {patient.one.name}\n")
     assert all(len(line) <= 80 or "remedy" in line for line in text.splitlines())
 
@@ -170,56 +168,43 @@ def test_a_topic_kept_otherwise_than_the_layers_need(
     patient: Patient, key: str, value: str, check: Issue, severity: str, run_book: str
 ) -> None:
     patient.set(key, value)
-    finding = patient.finding(check)
+    finding = patient.cured(check)
     assert (finding["severity"], finding["subject"]) == (severity, patient.one.name)
     servers = patient.one.job.environment.kafka.bootstrap_servers
-    assert finding["remedy"] == run_book.replace("BROKERS", servers).replace(
-        "TOPIC", patient.one.name
-    )
-    patient.run(finding["remedy"])
-    assert patient.findings(check) == []
+    run_book = run_book.replace("BROKERS", servers).replace("TOPIC", patient.one.name)
+    assert finding["remedy"] == run_book
 
 
 def test_a_table_that_is_missing(patient: Patient) -> None:
     patient.one.lake.catalog.drop_table(patient.one.job.stream.hours_table)
-    finding = patient.finding(Issue.TABLE_MISSING)
+    finding = patient.cured(Issue.TABLE_MISSING)
     assert (finding["subject"], finding["remedy"]) == (
         patient.one.job.stream.hours_table,
         printed("anabranch apply STREAM", STREAM=patient.one.name),
     )
-    patient.run(finding["remedy"])
-    assert patient.findings(Issue.TABLE_MISSING) == []
 
 
 def test_a_branch_that_is_missing(patient: Patient) -> None:
-    patient.one.lake.load(patient.one.job.stream.table).manage_snapshots().remove_branch(
-        "batch"
-    ).commit()
-    finding = patient.finding(Issue.BRANCH_MISSING)
+    table = patient.one.lake.load(patient.one.job.stream.table)
+    table.manage_snapshots().remove_branch("batch").commit()
+    finding = patient.cured(Issue.BRANCH_MISSING)
     assert (finding["severity"], finding["expected"]) == ("error", "branch batch")
-    patient.run(finding["remedy"])
-    assert patient.findings(Issue.BRANCH_MISSING) == []
 
 
 def test_a_property_that_drifted(patient: Patient) -> None:
     with Transaction(patient.one.lake.load(patient.one.job.stream.table), autocommit=True) as tx:
         tx.set_properties({"write.wap.enabled": "false"})
-    finding = patient.finding(Issue.PROPERTIES)
+    finding = patient.cured(Issue.PROPERTIES)
     assert (finding["severity"], finding["found"]) == ("error", "false")
     assert finding["remedy"] == printed(
         "ALTER TABLE lake.NAMESPACE.NAME SET TBLPROPERTIES ('KEY' = 'VALUE')",
         NAMESPACE=patient.one.name, NAME="events", KEY="write.wap.enabled", VALUE="true",
     )  # fmt: skip
-    patient.run(finding["remedy"])
-    assert patient.findings(Issue.PROPERTIES) == []
 
 
 def test_a_column_that_is_not_applied(patient: Patient) -> None:
     patient.one.reconfigure(schema=f"{SCHEMA}, guild STRING")
-    finding = patient.finding(Issue.COLUMNS)
-    assert "guild" in finding["found"]
-    patient.run(finding["remedy"])
-    assert patient.findings(Issue.COLUMNS) == []
+    assert "guild" in patient.cured(Issue.COLUMNS)["found"]
 
 
 def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
@@ -256,9 +241,7 @@ def test_a_dead_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.M
         one.set_environment(
             kafka=kafka, s3=one.environment_file["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"}
         )
-    assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & {
-        f["check"] for f in patient.report()["findings"]
-    }
+    assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & patient.checks()
 
 
 @pytest.mark.parametrize("transaction", ["IMMEDIATE", "EXCLUSIVE"])
@@ -277,18 +260,15 @@ def test_a_locked_catalog(patient: Patient, environment: dict[str, Any], transac
 def test_a_recreated_topic(patient: Patient) -> None:
     patient.one.delete_topic()
     patient.one.topic()
-    finding = patient.finding(Issue.TOPIC_RECREATED)
+    finding = patient.cured(Issue.TOPIC_RECREATED)
     assert finding["remedy"] == printed("anabranch adopt STREAM", STREAM=patient.one.name)
-    patient.run(finding["remedy"])
-    assert patient.findings(Issue.TOPIC_RECREATED) == []
 
 
 @pytest.mark.usefixtures("single_broker")
 def test_the_first_thing_to_run(
     environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path
 ) -> None:
-    """Each remedy leads to the next and the end is ready, for a stream that has neither topic nor
-    bucket nor tables."""
+    """Each remedy leads to the next and the end is ready; at first there is nothing at all."""
     bucket = f"doctor-{uuid.uuid4().hex[:8]}"
     settings = environment | {
         "catalog": environment["catalog"]
@@ -306,9 +286,7 @@ def test_the_first_thing_to_run(
         report = patient.report()
         assert (report["ready"], report["next"]) == (True, f"anabranch apply {one.name}")
         patient.run(report["next"])
-        assert not {Issue.NOT_APPLIED, Issue.BUCKET_MISSING} & {
-            f["check"] for f in patient.report()["findings"]
-        }
+        assert not {Issue.NOT_APPLIED, Issue.BUCKET_MISSING} & patient.checks()
         one.send_now(2, "e")
         assert patient.report()["next"] == f"anabranch speed {one.name}"
     finally:
@@ -330,12 +308,8 @@ def empty(s3: Any, bucket: str) -> None:
     """Remove every version: moto changes the lock of an empty bucket only."""
     listed = s3.list_object_versions(Bucket=bucket)
     for one in (*listed.get("Versions", ()), *listed.get("DeleteMarkers", ())):
-        s3.delete_object(
-            Bucket=bucket,
-            Key=one["Key"],
-            VersionId=one["VersionId"],
-            BypassGovernanceRetention=True,
-        )
+        version = {"Key": one["Key"], "VersionId": one["VersionId"]}
+        s3.delete_object(Bucket=bucket, BypassGovernanceRetention=True, **version)
 
 
 def test_a_bucket_whose_settings_delete_keep_or_refuse(
@@ -365,15 +339,11 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
             monkeypatch.setenv(name, value)
 
         def found() -> dict[Issue, Finding]:
-            return {
-                f.check: f
-                for f in store.findings(
-                    where, ("events",), store.read(settings, where, lambda: None)
-                )
-            }
+            facts = store.read(settings, where, lambda: None)
+            return {f.check: f for f in store.findings(where, ("events",), facts)}
 
         def run(remedy: str) -> None:
-            subprocess.run(remedy, shell=True, check=True, timeout=300)
+            output_of(remedy, shell=True)
 
         s3 = aws.client("s3")
         assert found().keys() == {Issue.BUCKET_MISSING}
@@ -384,14 +354,11 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
             "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 7},
         }  # fmt: skip
-        s3.put_bucket_lifecycle_configuration(
-            Bucket="lake", LifecycleConfiguration={"Rules": [rule]}
-        )
+        lifecycle = {"Rules": [rule]}
+        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration=lifecycle)
         assert {check: f.severity for check, f in found().items()} == {Issue.LIFECYCLE: "error"}
         del rule["Expiration"]
-        s3.put_bucket_lifecycle_configuration(
-            Bucket="lake", LifecycleConfiguration={"Rules": [rule]}
-        )
+        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration=lifecycle)
         assert found() == {}
 
         kept = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 30}}
@@ -425,8 +392,6 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
             endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret)
         )
         facts = store.read(settings.model_copy(update={"s3": reader}), where, lambda: None)
-        denied = {
-            f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"
-        }
-        assert denied.keys() == {Issue.S3_RIGHTS}
-        assert "s3:PutObject" in denied[Issue.S3_RIGHTS].remedy
+        findings = store.findings(where, ("events",), facts)
+        [denied] = [f for f in findings if f.severity == "error"]
+        assert denied.check == Issue.S3_RIGHTS and "s3:PutObject" in denied.remedy

@@ -1,27 +1,22 @@
-"""The promises to those downstream of `main`, and a consumer in a process of its own that follows
-it."""
+"""The promises to those downstream of `main`, and a consumer that follows it."""
 
 import itertools
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import call, shown
-from page_consumer import code_of_page, consumed, consumer
+from page_consumer import code_of_page, complete, consumed, consumer
 from pyiceberg.table.snapshots import Snapshot
 from running import speed_running
 from waiting import wait_for
-from world import Record, World, event, past_hour, spread
+from world import Make, Record, World, event, past_hour, spread
 
 from anabranch.protocol import acts
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import changes
-
-Make = Callable[..., World]
 
 
 def promised(one: World) -> Watermarks:
@@ -44,28 +39,24 @@ def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None
     assert before <= fresh <= datetime.now(UTC)
     assert promised(one).complete_through is None
 
-    def complete() -> list[tuple[int, int, str]]:
-        accepted = one.state.accepted
-        rows = [r for r in one.rows() if r["ingest_hour"] in accepted]
-        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
-
     with consumer(one, own):
         one.batch(older)
-        wait_for(lambda: consumed(own) == ([(older, 1, "batch")], complete()), "the first hour")
+        hours = [(older, 1, "batch")]
+        wait_for(lambda: consumed(own) == (hours, complete(one)), "the first hour")
         assert promised(one).complete_through == older
     # Without a consumer: another hour, two restatements, and an hour that is given to the speed
     # layer.
     one.batch(newer)
     one.batch(older, restate=True)
     one.batch(older, restate=True)
-    acts.serve_hour(Publisher(one.lake, one.job.stream), newer, "speed", "a test")
+    acts.serve_hour(one.publisher, newer, "speed", "a test")
     assert promised(one).complete_through == newer
     with consumer(one, own):
         hours = [(older, 3, "batch"), (newer, 1, "speed")]
-        wait_for(lambda: consumed(own) == (hours, complete()), "the changes while it was down")
-        acts.serve_hour(Publisher(one.lake, one.job.stream), newer, "auto", "a test")
+        wait_for(lambda: consumed(own) == (hours, complete(one)), "the changes while it was down")
+        acts.serve_hour(one.publisher, newer, "auto", "a test")
         hours = [(older, 3, "batch"), (newer, 1, "batch")]
-        wait_for(lambda: consumed(own) == (hours, complete()), "the hour given back")
+        wait_for(lambda: consumed(own) == (hours, complete(one)), "the hour given back")
 
     # The page's own code, which keeps the token in the target's snapshots.
     catalog = one.job.environment.catalog.name
@@ -75,11 +66,9 @@ def test_a_killed_consumer_equals_the_table(world: Make, tmp_path: Path) -> None
     exec(compile(code_of_page("## Spark"), "docs/how-to/follow-changes.md", "exec"), code)
     for _ in range(2):
         code["follow"](one.spark, one.name, source, target, str(one.folder))
-        copied = [
-            (r.kafka_partition, r.kafka_offset, r.event_id)
-            for r in one.spark.table(target).collect()
-        ]
-        assert sorted(copied) == complete()
+        copied = one.spark.table(target).collect()
+        places = sorted((r.kafka_partition, r.kafka_offset, r.event_id) for r in copied)
+        assert places == complete(one)
     assert len(one.lake.load(f"{one.name}.copy").metadata.snapshots) == 3, (
         "created, and one for each hour"
     )
@@ -105,32 +94,22 @@ def stamped(snapshot: Snapshot) -> datetime:
 
 
 def test_records_acknowledged_before_fresh_through_are_in_main(world: Make) -> None:
-    one = world()
-    one.create()
+    one = world(create=2)
     acknowledged: list[tuple[datetime, Record]] = []
 
     def send(count: int, name: str) -> None:
-        records = one.send(
-            [
-                (i % 2, datetime.now(UTC), event(f"{name}-{i}", datetime.now(UTC)))
-                for i in range(count)
-            ]
-        )
-        acknowledged.extend((datetime.now(UTC), record) for record in records)
+        one.send_now(count, name)
+        acknowledged.extend((datetime.now(UTC), record) for record in one.sent[-count:])
 
     def publishes() -> list[Snapshot]:
         """Return the publishes of main, in order."""
         snapshots = one.lake.load(one.job.stream.table).metadata.snapshots
-        of_main = [
-            s
-            for s in snapshots
-            if s.summary is not None and "anabranch.merged" in s.summary.additional_properties
-        ]
+        summed = [(s, s.summary.additional_properties) for s in snapshots if s.summary]
+        of_main = [s for s, properties in summed if "anabranch.merged" in properties]
         return sorted(of_main, key=lambda s: s.sequence_number or 0)
 
     def moved_at_rest() -> bool:
-        """A publish knows that nothing had come after the one before it. Of the first two it may
-        know so anyway."""
+        """A publish knows whether anything came after the one before; of the first two it may."""
         send(1, f"at-rest-{len(acknowledged)}")
         wait_for(lambda: one.published == len(acknowledged), "a record to be published")
         landed = publishes()[1:]

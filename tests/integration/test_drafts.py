@@ -1,5 +1,4 @@
-"""`anabranch draft` of real topics: the files that it writes load, decode the topics at the first
-try, and give rows that are exact in every reader."""
+"""The files of `anabranch draft` load, decode the topics, and every reader has exact rows."""
 
 from __future__ import annotations
 

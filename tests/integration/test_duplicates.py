@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from budget import full
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from sessions import with_settings
 
 from anabranch.records.hashes import HASH, hash_keys
 from batch_layer import duplicates
@@ -84,9 +86,8 @@ def kept(
         assert sorted([*by_rule, *dropped]) == every
         assert places(found.leave_out(rows)) == by_rule
         assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in dropped)
-        assert found.offsets({0: (2, 5)}).get(0, 0) == sum(
-            p == 0 and 2 <= o < 5 for p, o in dropped
-        )
+        early = sum(p == 0 and 2 <= o < 5 for p, o in dropped)
+        assert found.offsets({0: (2, 5)}).get(0, 0) == early
     return by_rule
 
 
@@ -181,25 +182,16 @@ def three_hashes(key: list[Any]) -> Any:
     ("mine", "theirs"),
     [
         ("BIGINT", "INT"),
-        pytest.param("INT", "BIGINT", marks=pytest.mark.full),
-        pytest.param("DECIMAL(20,2)", "DECIMAL(9,2)", marks=pytest.mark.full),
+        full("INT", "BIGINT"),
+        full("DECIMAL(20,2)", "DECIMAL(9,2)"),
         ("DECIMAL(9,2)", "DECIMAL(30,2)"),
     ],
 )
 def test_a_widened_key_equals_former_values(spark: SparkSession, mine: str, theirs: str) -> None:
-    rows = frame(
-        spark,
-        [
-            ("1", None, 0, 1, ""),
-            ("2", None, 0, 2, ""),
-            ("2", None, 0, 3, ""),
-            ("3", None, 0, 4, ""),
-        ],
-    )
+    rows = frame(spark, [(n, None, 0, at, "") for at, n in enumerate(("1", "2", "2", "3"), 1)])
     served = frame(spark, [("3", None, 0, 0, ""), ("4", None, 0, 0, "")])
-    rows, served = (
-        f.withColumn("id", F.col("id").cast(t)) for f, t in ((rows, mine), (served, theirs))
-    )
+    rows = rows.withColumn("id", F.col("id").cast(mine))
+    served = served.withColumn("id", F.col("id").cast(theirs))
     assert kept(rows, ["id"], served) == [(0, 1), (0, 2)]
 
 
@@ -212,10 +204,8 @@ def test_zeros_of_both_signs_and_every_nan_are_one_key(spark: SparkSession) -> N
 
 
 @pytest.mark.parametrize("sent", [0, 500_000], ids=["shuffled", "sent"])
-@pytest.mark.parametrize(
-    "hashes", [None, pytest.param(three_hashes, marks=pytest.mark.full), every_hash_alike]
-)
-@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.full), 5])
+@pytest.mark.parametrize("hashes", [None, full(three_hashes), every_hash_alike])
+@pytest.mark.parametrize("slices", [full(1), 5])
 def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     spark: SparkSession, slices: int, hashes: Any, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,29 +241,18 @@ def test_only_hashes_are_shuffled(spark: SparkSession, monkeypatch: pytest.Monke
 def test_keys_that_a_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
     hashed = F.xxhash64("id").alias("_hash")
     # As Kafka's rows: of no known size, which Spark takes for the largest that there is.
-    named = (
-        frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
-        .select("*", hashed)
-        .localCheckpoint()
-    )
-    spark.range(10, 5_000).select(F.format_string("e%d", "id").alias("id")).write.parquet(
-        f"{tmp_path}/served"
-    )
+    rows = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
+    named = rows.select("*", hashed).localCheckpoint()
+    ids = spark.range(10, 5_000).select(F.format_string("e%d", "id").alias("id"))
+    ids.write.parquet(f"{tmp_path}/served")
     served = spark.read.parquet(f"{tmp_path}/served").select("id", hashed)
     # So few rows would be sent to every task.
     settings = bloom_filter_settings(50) | {"spark.sql.autoBroadcastJoinThreshold": "-1"}
-    before = {key: spark.conf.get(key) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
+    with with_settings(spark, settings):
         found = hash_candidates(served, named)
-        assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", plan(found)), (
-            plan(found)
-        )
+        shown = plan(found)
+        assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", shown), shown
         assert sorted(row.id for row in found.collect()) == sorted(f"e{i}" for i in range(10, 50))
-    finally:
-        for key, value in before.items():
-            spark.conf.set(key, value)
 
 
 def plan(result: DataFrame) -> str:

@@ -1,9 +1,8 @@
-"""Egress by its command, from real hours to real S3: every accepted record once at the other
-end."""
+"""Egress by its command to real S3 and Kafka: every accepted record once at the other end."""
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from budget import full
 from commands import paused_at, run_into
 from kafka import TopicPartition
-from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.partitioner.default import murmur2
 from waiting import wait_for
-from world import World, event, past_hour, spread
+from world import ERASURE, Make, World, event, past_hour, spread
 
 from anabranch import config
 from anabranch.common.errors import Refused
@@ -25,13 +24,10 @@ from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
 from anabranch.kafka.transactions import Outgoing, RecordTooLarge, TransactionalProducer
-from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.deliveries import Delivery
-from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
 
-Make = Callable[..., World]
 BUCKET = "tests"
 EIGHT = "import serving_layer.egress as topic; topic.TRANSACTION_ROWS = 8"
 """Python that a process of `egress` runs first: transactions of eight records."""
@@ -48,24 +44,17 @@ def names(one: World, prefix: str) -> set[str]:
 
 
 def exported(one: World, hour: str) -> list[tuple[int, int, str]]:
-    """Return the rows that a reader by `_SUCCESS` reads of an hour's folder; the manifest says the
-    same."""
+    """The rows that a reader by `_SUCCESS` reads of an hour's folder, as the manifest says."""
     prefix = f"exports/{one.name}/date={hour[:10]}/hour={hour[11:]}/"
     store = store_of(one)
     manifest: dict[str, Any] = json.loads(store.get(BUCKET, f"{prefix}_manifest.json"))
     assert store.get(BUCKET, f"{prefix}_SUCCESS").decode().strip() == manifest["delivery"]
     files = names(one, prefix) - {"_manifest.json", "_SUCCESS"}
     assert files == {file["name"] for file in manifest["files"]}
-    tables = [
-        pq.read_table(pa.BufferReader(store.get(BUCKET, prefix + name))) for name in sorted(files)
-    ]
+    contents = [store.get(BUCKET, prefix + name) for name in sorted(files)]
+    tables = [pq.read_table(pa.BufferReader(content)) for content in contents]
     rows = [row for table in tables for row in table.to_pylist()]
     return [(r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows]
-
-
-def in_main(one: World, hour: str) -> list[tuple[int, int, str]]:
-    rows = [r for r in one.rows() if r["ingest_hour"] == hour]
-    return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
 
 
 def ends_of(one: World, topic: str) -> dict[int, int]:
@@ -99,19 +88,22 @@ def expected_values(one: World, *hours: str) -> dict[bytes, dict[str, Any]]:
 
 def recorded(one: World, target: str) -> list[str]:
     """The hours that the table of deliveries has of a target, in their order."""
-    rows = (
-        one.lake.load(one.job.stream.egress_table).scan().to_arrow().sort_by("sequence").to_pylist()
-    )
-    return [row["hour"] for row in rows if row["target"] == target]
+    table = one.lake.load(one.job.stream.egress_table).scan().to_arrow().sort_by("sequence")
+    return [row["hour"] for row in table.to_pylist() if row["target"] == target]
+
+
+def kill(one: World, step: Step, target: str, number: int = 1, first: str = EIGHT) -> None:
+    """Kill a delivery to a target when it reaches a step the how many-th time."""
+    at = f"{step.label}:{number}"
+    run_into(one, at, "egress", one.name, "--target", target, first=first)
 
 
 def exporting(world: Make) -> tuple[World, str]:
     """A stream with a folder and a topic as targets of its accepted hours, and that topic."""
     one = world()
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
-    export = {"name": "export", "root": root}
     feed = {"name": "feed", "topic": topic}
-    one.reconfigure(egress=[export, feed])
+    one.reconfigure(egress=[{"name": "export", "root": root}, feed])
     one.topic()
     create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
     return one, topic
@@ -128,20 +120,18 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     one.batch(older)
 
     # Three transactions. Killed before the second is committed, after it, and after the last one.
-    run_into(
-        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
-    )
+    kill(one, Step.EGRESS_SENT, "feed", 2)
     assert len(sent(one, topic)) == 8
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
+    kill(one, Step.EGRESS_COMMITTED, "feed")
     assert len(sent(one, topic)) == 16
-    run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed", first=EIGHT)
+    kill(one, Step.EGRESS_DELIVERED, "feed")
     assert recorded(one, "feed") == []
     # A folder that is killed when its manifest names the files. The hazard: no marker shows that it
     # is complete.
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name)
     assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
     assert len(deliver(one)) == 1
-    assert exported(one, older) == in_main(one, older)
+    assert exported(one, older) == one.contents(hour=older)
     assert len(sent(one, topic)) == 20, "no record twice, also for a reader of all"
     assert newest_values(one, topic) == expected_values(one, older)
     assert recorded(one, "feed") == recorded(one, "export") == [older]
@@ -150,10 +140,9 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     one.batch(newer)
     one.reconfigure(event_time={"column": "event_time", "past": "1 day", "future": "1 hour"})
     one.batch(older, restate=True)
-    assert len(in_main(one, older)) == 17
-    with paused_at(
-        one, Step.EGRESS_SENT, "egress", one.name, "--target", "feed", first=EIGHT
-    ) as sleeper:
+    assert len(one.contents(hour=older)) == 17
+    feed = ("egress", one.name, "--target", "feed")
+    with paused_at(one, Step.EGRESS_SENT, *feed, first=EIGHT) as sleeper:
         assert [(d.target, d.hour) for d in deliver(one)] == [
             (target, hour) for target in ("export", "feed") for hour in (newer, older)
         ]  # fmt: skip
@@ -161,28 +150,23 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
         assert sleeper.wait() == 75
         assert "another process has replaced it" in sleeper.log
     for hour in (older, newer):
-        assert exported(one, hour) == in_main(one, hour)
+        assert exported(one, hour) == one.contents(hour=hour)
     values = newest_values(one, topic)
     assert values == expected_values(one, older, newer)
     assert sum(value is None for _, value in sent(one, topic)) == 3
     assert deliver(one) == []
 
     # Kafka and the table have both forgotten: all is delivered again, and nothing is another.
-    admin = one.admin()
-    admin.delete_groups([f"anabranch.egress.{one.name}.{topic}"])
-    admin.close()
+    with one.admin() as admin:
+        admin.delete_groups([f"anabranch.egress.{one.name}.{topic}"])
     one.lake.catalog.drop_table(one.job.stream.egress_table)
     one.apply()
     assert len(deliver(one)) == 4
     assert newest_values(one, topic) == values
-    assert exported(one, older) == in_main(one, older)
+    assert exported(one, older) == one.contents(hour=older)
 
 
-@pytest.mark.parametrize(
-    ("first", "rows"),
-    [(EIGHT, 8), pytest.param(ONE, 1, marks=pytest.mark.full)],
-    ids=["rows", "bytes"],
-)
+@pytest.mark.parametrize(("first", "rows"), [(EIGHT, 8), full(ONE, 1)], ids=["rows", "bytes"])
 def test_an_hour_between_kills_is_once_at_the_other_end(world: Make, first: str, rows: int) -> None:
     """The short form of the test above."""
     one, topic = exporting(world)
@@ -190,18 +174,16 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make, first: str,
     one.begin(spread(hour, 20, "e"))
     one.batch(hour)
     # Killed before the second transaction is committed, and after it.
-    run_into(
-        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=first
-    )
+    kill(one, Step.EGRESS_SENT, "feed", 2, first)
     assert len(sent(one, topic)) == rows
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=first)
+    kill(one, Step.EGRESS_COMMITTED, "feed", first=first)
     assert len(sent(one, topic)) == 2 * rows
     # Killed when the folder's manifest names the files. The hazard: no _SUCCESS says that the
     # folder is whole.
-    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
+    kill(one, Step.EGRESS_NAMED, "export")
     assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
     assert len(deliver(one)) == 2
-    assert exported(one, hour) == in_main(one, hour)
+    assert exported(one, hour) == one.contents(hour=hour)
     assert len(sent(one, topic)) == 20, "no record twice, also for a reader of all"
     assert newest_values(one, topic) == expected_values(one, hour)
     assert recorded(one, "feed") == recorded(one, "export") == [hour]
@@ -218,10 +200,8 @@ def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world:
     hour = past_hour(1)
     at = start_of(hour)
     small = spread(hour, 200, "small", partitions=1)
-    dense, large = (
-        event(name, at, player=player)
-        for name, player in (("dense", "x" * 900_000), ("large", secrets.token_hex(50_000)))
-    )
+    dense = event("dense", at, player="x" * 900_000)
+    large = event("large", at, player=secrets.token_hex(50_000))
     one.send([(0, at, dense), *small[:150]])
     one.begin([(0, at, large), *small[150:]])
     one.batch(hour)
@@ -229,19 +209,11 @@ def test_a_row_that_the_topic_refuses_is_named_and_delivered_once_it_fits(world:
     for _ in range(2):
         with pytest.raises(Refused) as error:
             list(room.deliver(one.job, one.job.stream.egress[0]))
-        assert (
-            f"to topic {topic}: expected at most 20000 bytes (max.message.bytes, compressed), "
-            "found a record of 100"
-        ) in str(error.value)
-        assert f"of partition 0, offset {offset}; the hour counts as not delivered" in str(
-            error.value
-        )
+        said, limit = str(error.value), "20000 bytes (max.message.bytes, compressed)"
+        assert f"to topic {topic}: expected at most {limit}, found a record of 100" in said
+        assert f"of partition 0, offset {offset}; the hour counts as not delivered" in said
         assert sent(one, topic) == []
-    admin = one.admin()
-    admin.alter_configs(
-        [ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "200000"})]
-    )
-    admin.close()
+    one.set_topic(topic, **{"max.message.bytes": "200000"})
     assert [d.rows for d in deliver(one)] == [202]
     assert len(sent(one, topic)) == 202
     assert newest_values(one, topic) == expected_values(one, hour)
@@ -267,8 +239,7 @@ def test_a_record_that_is_refused_while_others_are_sent_is_named(world: Make) ->
 
 
 def test_a_record_that_is_refused_while_others_wait_is_named(world: Make) -> None:
-    """The hazard: the records that wait fail with the refused record's error, and one of them is
-    named."""
+    """The hazard: waiting records fail with the error of another, and one of them is named."""
     one = world()
     kafka, topic = one.job.environment.kafka, f"{one.name}-accepted"
     create_topic(kafka, topic, 2, {"max.message.bytes": "20000"})
@@ -285,7 +256,7 @@ def test_a_record_that_is_refused_while_others_wait_is_named(world: Make) -> Non
 
 def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     one, topic = exporting(world)
-    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure=ERASURE)
     hour = past_hour(1)
     one.begin(spread(hour, 20, "e"))
     one.batch(hour)
@@ -294,33 +265,24 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     def erase_player(name: str) -> set[bytes]:
         """Erase a player's records; returns the keys of those."""
         rows = [row for row in one.rows() if row["player"] == name]
-        order = ErasureRequest("player", frozenset({name}), "case 4711")
-        assert (
-            erase(one.job, Publisher(one.lake, one.job.stream), order).removed.rows
-            == len(rows)
-            == 3
-        )
+        assert one.erase(name).removed.rows == len(rows) == 3
         return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode() for r in rows}
 
     # Erased in the middle of a delivery: the topic has some of the records by then.
-    run_into(
-        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
-    )
+    kill(one, Step.EGRESS_SENT, "feed", 2)
     gone = erase_player("p3")
     assert gone & {key for key, value in sent(one, topic) if value is not None}
-    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
+    kill(one, Step.EGRESS_NAMED, "export")
     assert len(deliver(one)) == 2
     assert newest_values(one, topic) == expected_values(one, hour)
-    assert exported(one, hour) == in_main(one, hour)
+    assert exported(one, hour) == one.contents(hour=hour)
 
     # And after it: every place of the hour is sent once more, with null for those of both players.
     gone |= erase_player("p5")
     before = ends_of(one, topic)
-    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
-    run_into(
-        one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed", first=EIGHT
-    )
-    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed", first=EIGHT)
+    kill(one, Step.EGRESS_NAMED, "export")
+    kill(one, Step.EGRESS_SENT, "feed", 2)
+    kill(one, Step.EGRESS_COMMITTED, "feed")
     assert sent(one, topic, before) != []
     assert [(d.target, d.hour, d.revision, d.rows) for d in deliver(one)] == [
         ("export", hour, 1, 14), ("feed", hour, 1, 14),
@@ -329,7 +291,7 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     assert len(again) == len(dict(again)) == 20, "no record twice, also for a reader of all"
     assert {key for key, value in again if value is None} == gone
     assert newest_values(one, topic) == expected_values(one, hour)
-    assert exported(one, hour) == in_main(one, hour)
+    assert exported(one, hour) == one.contents(hour=hour)
     assert recorded(one, "feed") == recorded(one, "export") == [hour, hour]
     assert deliver(one) == []
 

@@ -1,24 +1,20 @@
-"""Files that properties of Iceberg place elsewhere, as Spark writes them: maintenance deletes those
-without a reference, and an erasure leaves none with a value."""
+"""Files that Iceberg's properties place elsewhere: maintenance and erasure find them."""
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from budget import full
 from commands import call
-from world import World, past_hour, spread
+from world import ERASURE, Make, World, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.s3 import open_store
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
-from anabranch.protocol.state import load_state
-
-Make = Callable[..., World]
 
 ELSEWHERE = {"write.data.path": "s3://tests/elsewhere/FOLDER"}
 HASH = re.compile("/[01]{4}/[01]{4}/[01]{4}/")
@@ -43,16 +39,12 @@ def keys_with(one: World, player: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "properties",
-    [
-        pytest.param(ELSEWHERE, marks=pytest.mark.full),
-        pytest.param(OBJECTS, marks=pytest.mark.full),
-        ELSEWHERE | OBJECTS,
-    ],
+    [full(ELSEWHERE), full(OBJECTS), ELSEWHERE | OBJECTS],
     ids=("data", "objects", "data, objects"),
 )
 def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[str, str]) -> None:
     one = world()
-    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure=ERASURE)
     one.create()
     placed = {key: value.replace("FOLDER", one.name) for key, value in properties.items()}
     set_properties(one, **placed)
@@ -78,14 +70,13 @@ def test_no_file_of_a_value_stays(world: Make, tmp_path: Path, properties: dict[
 
 
 def test_no_file_of_another_format_is_published(world: Make) -> None:
-    one = world()
-    one.create()
+    one = world(create=2)
     set_properties(one, **{"write.format.default": "orc"})
     one.send(spread(past_hour(2), 20, past_hour(2)))
-    before = load_state(one.lake, one.job.stream.table).heads
+    before = one.state.heads
     with pytest.raises(ConfigurationError, match=r"found property write\.format\.default=orc"):
         one.speed()
-    assert load_state(one.lake, one.job.stream.table).heads == before
+    assert one.state.heads == before
     set_properties(one, **{"write.format.default": "parquet"})
     one.speed()
     assert len(one.contents()) == 20

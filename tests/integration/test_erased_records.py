@@ -2,23 +2,18 @@
 speed layer brings none back, while the account of each hour closes."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from world import World, event, past_hour, spread
+from world import ERASURE, Make, World, event, past_hour, spread
 
-from anabranch.lifecycle.erasure.run import Erased, ErasureRequest, erase, find
+from anabranch.lifecycle.erasure.run import ErasureRequest, find
 from anabranch.operations.audit import audit
-from anabranch.protocol import ledger
 from anabranch.protocol.erasure import HashedValues, HourFilter, Key
-from anabranch.protocol.publisher import Publisher
 from anabranch.records.erased import find_erased, without
 
-Make = Callable[..., World]
-KEY = {"key": "a key of the tests, and of no other"}
 # Each of the seven players has one or more of the records of `spread`.
 GONE = "p3"
 BRANCHES = ("speed", "batch", "main")
@@ -30,9 +25,8 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
     ]
     names = "ingest_hour STRING, kafka_partition INT, kafka_offset BIGINT, player STRING, level INT"
     frame, key = spark.createDataFrame(rows, names), Key(b"a key of this test")
-    of_player = HashedValues(
-        "player", key, frozenset(key.hashes("player", ["p1", "p9"])), {0: (0, 10)}
-    )
+    hashes = frozenset(key.hashes("player", ["p1", "p9"]))
+    of_player = HashedValues("player", key, hashes, {0: (0, 10)})
     of_level = HashedValues("level", key, frozenset(key.hashes("level", ["0", "77"])), {0: (0, 20)})
     hours = (
         HourFilter("H0", (of_player, of_level), frozenset({(0, 5)})),
@@ -48,14 +42,6 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
     assert (nothing.count(), without(frame, nothing).count()) == (0, 15)
 
 
-def erase_player(one: World) -> Erased:
-    return erase(
-        one.job,
-        Publisher(one.lake, one.job.stream),
-        ErasureRequest("player", frozenset({GONE}), "case 4711"),
-    )
-
-
 def left(one: World) -> list[Any]:
     """Return the rows and dead letters of the player that any branch still has."""
     rows = [(b, r["event_id"]) for b in BRANCHES for r in one.rows(b) if r["player"] == GONE]
@@ -67,41 +53,29 @@ def left(one: World) -> list[Any]:
 def kept(one: World) -> list[tuple[int, int, str]]:
     """Every good record that Kafka acknowledged, but those of the player."""
     good = [(r, json.loads(r.value)) for r in one.sent if r.value and r.value.endswith(b"}")]
-    return sorted(
-        (r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") != GONE
-    )
+    kept = [(r, v) for r, v in good if v.get("player") != GONE]
+    return sorted((r.partition, r.offset, v["event_id"]) for r, v in kept)
 
 
 def counts(one: World, hour: str) -> Any:
-    row = ledger.newest(one.job.ledger.history([hour]))[hour]
-    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (
-        row.gap or 0
-    ) + (row.erased or 0)
-    assert row.partitions is not None and all(p.total == p.offsets for p in row.partitions.values())
+    row = one.account(hour)
     return {"good": row.good, "dead": row.dead, "erased": row.erased}
 
 
 @pytest.fixture
 def one(world: Make) -> World:
-    """Two past hours, the first accepted, with records that cannot be decoded; and records that are
-    not read yet."""
+    """Two past hours, the first accepted; broken records; and records that are not read yet."""
     one = world()
-    one.set_environment(erasure=KEY)
+    one.set_environment(erasure=ERASURE)
     one.topic()
     first, second = spread(past_hour(2), 14, "a"), spread(past_hour(1), 14, "b")
-    one.send(
-        [
-            *first,
-            (0, first[-1][1], b'{"event_id": "broken", "player": "p3", '),
-            (0, first[-1][1], b"{other p33"),
-        ]
-    )
+    at, broken = first[-1][1], b'{"event_id": "broken", "player": "p3", '
+    one.send([*first, (0, at, broken), (0, at, b"{other p33")])
     one.serve(second)
     assert [r.decision for r in one.batch(past_hour(2))] == ["accepted"]
     now = datetime.now(UTC)
-    one.send(
-        [(0, now, event("unread", now, player=GONE)), (1, now, event("other", now, player="p1"))]
-    )
+    other = event("other", now, player="p1")
+    one.send([(0, now, event("unread", now, player=GONE)), (1, now, other)])
     return one
 
 
@@ -109,12 +83,9 @@ def one(world: Make) -> World:
 def test_erased_records_come_back_by_nothing(one: World) -> None:
     hours = [past_hour(2), past_hour(1)]
     order = ErasureRequest("player", frozenset({GONE}), "case 4711")
-    assert (len(left(one)) > 0, find(one.job, order).rows, find(one.job, order).dead) == (
-        True,
-        4,
-        1,
-    )
-    begun = erase_player(one)
+    found = find(one.job, order)
+    assert left(one) and (found.rows, found.dead) == (4, 1)
+    begun = one.erase(GONE)
     assert (begun.removed.rows, begun.removed.dead, left(one)) == (4, 1, [])
     assert begun.left is not None and "yet to be read" in begun.left
     assert counts(one, hours[0]) == {"good": 12, "dead": 1, "erased": 3}
@@ -124,7 +95,7 @@ def test_erased_records_come_back_by_nothing(one: World) -> None:
     one.speed()
     assert [r["event_id"] for r in one.rows() if r["player"] == GONE] == ["later"]
     assert not [d for d in one.dead() if b'"p3"' in (d["value"] or b"")]
-    done = erase_player(one)
+    done = one.erase(GONE)
     assert (done.left, done.erasure.done is not None, done.removed.rows) == (None, True, 0)
 
     assert [r.decision for r in one.batch()] == ["accepted"]

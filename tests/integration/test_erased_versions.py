@@ -4,7 +4,6 @@ deleted once the deadline has passed, and the status names a missing right."""
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import end
-from anabranch.lifecycle.erasure.status import read_statuses
+from anabranch.lifecycle.erasure.status import ErasureStatus, read_statuses
 from anabranch.lifecycle.maintenance import maintain
 
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
@@ -34,15 +33,12 @@ ALL = json.dumps(
 
 def policy(*without: str) -> str:
     """Return the policy of `anabranch maintain`, without some of its statements."""
-    text = reduce(
-        lambda text, name: text.replace(name, NAMES[name]),
-        NAMES,
-        (POLICIES / "maintain.json").read_text(),
-    )
+    text = (POLICIES / "maintain.json").read_text()
+    for name, value in NAMES.items():
+        text = text.replace(name, value)
     read = json.loads(text)
-    return json.dumps(
-        read | {"Statement": [one for one in read["Statement"] if one["Sid"] not in without]}
-    )
+    kept = [one for one in read["Statement"] if one["Sid"] not in without]
+    return json.dumps(read | {"Statement": kept})
 
 
 def settings(aws: Aws, keys: tuple[str, str]) -> config.S3:
@@ -55,9 +51,8 @@ def versions_with(aws: Any, name: str) -> list[str]:
     for page in aws.get_paginator("list_object_versions").paginate(Bucket="lake"):
         for one in page.get("Versions", ()):
             if one["Key"].endswith(".parquet") and "/events/data" in one["Key"]:
-                body = aws.get_object(Bucket="lake", Key=one["Key"], VersionId=one["VersionId"])[
-                    "Body"
-                ].read()
+                place = {"Key": one["Key"], "VersionId": one["VersionId"]}
+                body = aws.get_object(Bucket="lake", **place)["Body"].read()
                 if name in pq.read_table(pa.BufferReader(body))["id"].to_pylist():
                     found.append(one["Key"])
     return found
@@ -66,20 +61,13 @@ def versions_with(aws: Any, name: str) -> list[str]:
 def versions(aws: Any) -> set[tuple[str, str]]:
     """All versions that are not current, by key and id."""
     pages = aws.get_paginator("list_object_versions").paginate(Bucket="lake")
-    return {
-        (v["Key"], v["VersionId"])
-        for page in pages
-        for v in page.get("Versions", ())
-        if not v["IsLatest"]
-    }
+    found = [v for page in pages for v in page.get("Versions", ()) if not v["IsLatest"]]
+    return {(v["Key"], v["VersionId"]) for v in found}
 
 
 def objects(aws: Any) -> list[str]:
-    return [
-        one["Key"]
-        for page in aws.get_paginator("list_objects_v2").paginate(Bucket="lake")
-        for one in page["Contents"]
-    ]
+    pages = aws.get_paginator("list_objects_v2").paginate(Bucket="lake")
+    return [one["Key"] for page in pages for one in page["Contents"]]
 
 
 def run_into_versions(job: Job, later: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,26 +135,23 @@ def test_old_versions_end_at_the_deadline(tmp_path: Path, monkeypatch: pytest.Mo
             environment = people.job.environment.model_copy(update={"s3": settings(aws, keys)})
             return replace(people.job, environment=environment, lake=Lake(environment))
 
+        def status_with(keys: tuple[str, str]) -> ErasureStatus:
+            return next(one for one in read_statuses(job_with(keys), later) if one.until < later)
+
         # The hazard: the files are deleted, and the versions stay.
         run_into_versions(job_with(everything), later, monkeypatch)
-        assert not [
-            key for key in objects(s3) if "/events/data" in key and key in versions_with(s3, "anna")
-        ]
+        named = versions_with(s3, "anna")
+        assert not [key for key in objects(s3) if "/events/data" in key and key in named]
         assert versions_with(s3, "anna") != []
         with pytest.raises(AnabranchError, match=r"AccessDenied|s3:DeleteObject"):
             maintain(job_with(without), later)
-        status = next(one for one in read_statuses(job_with(without), later) if one.until < later)
-        assert status.versions
-        assert any("versions of deleted files are stored" in line for line in status.left)
-        assert any(
-            "the last `anabranch maintain` could not delete versions:" in line
-            for line in status.left
-        )
-        status = next(one for one in read_statuses(job_with(blind), later) if one.until < later)
+        status = status_with(without)
+        said = "\n".join(status.left)
+        assert status.versions and "versions of deleted files are stored" in said
+        assert "the last `anabranch maintain` could not delete versions:" in said
+        status = status_with(blind)
         assert status.versions is None
-        assert any(
-            "allow s3:GetBucketVersioning and s3:ListBucketVersions" in line for line in status.left
-        )
+        assert "allow s3:GetBucketVersioning and s3:ListBucketVersions" in "\n".join(status.left)
 
         before = versions(s3)
         assert before

@@ -1,29 +1,23 @@
-"""Events of many dates in one hour: nothing bounds them where a stream's file does not, and they
-share one task."""
+"""Events of many dates in one hour: nothing bounds them here, and they share one task."""
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from world import World, event, past_hour
+from world import Make, World, event, past_hour
 
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import start_of
 
-Make = Callable[..., World]
 DATES = 80
 
 
 def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
-    """Return the event dates of each writing task's files, in the order in which they were
-    opened."""
+    """The event dates of each writing task's files, in the order in which they were opened."""
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for path, date in (
-        (f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)
-    ):
-        task, _, number = path.rpartition("-")
-        by_task[task].append((number, date))
+    for file in files_of(one.state.table, branch, hour):
+        task, _, number = file.file_path.rpartition("-")
+        by_task[task].append((number, str(file.partition[0])))
     return {task: [date for _, date in sorted(files)] for task, files in by_task.items()}
 
 

@@ -1,8 +1,6 @@
-"""A stream whose schema evolves: old and new rows for every reader, rebuilt hours with what Kafka
-had of the new."""
+"""A stream whose schema evolves: old and new rows for every reader, and rebuilt hours."""
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -10,17 +8,14 @@ import pytest
 from queries import run_query
 from running import speed_running
 from waiting import wait_for
-from world import World, event, past_hour
+from world import SAME, Make, World, event, past_hour
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply, sealing
-from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from anabranch.spark.session import LazySpark
 from batch_layer.rebuild import Rebuilder, Result
-
-Make = Callable[..., World]
 
 BIG = 2**40
 EARLIER = (
@@ -78,13 +73,12 @@ def readings(one: World) -> list[list[dict[str, Any]]]:
 
 
 def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
-    one = world(schema=EARLIER, partitions=1)
-    one.apply()
+    one = world(schema=EARLIER, create=1)
     accepted, served = past_hour(2), past_hour(1)
     one.send([*records(accepted, "a"), *records(served, "b")])
     one.speed()
     assert [r.decision for r in one.batch(accepted)] == ["accepted"]
-    assert sorted(r["event_id"] for r in one.rows()) == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
+    assert one.ids() == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
     assert len(one.dead()) == 6
 
     one.reconfigure(schema=LATER)
@@ -92,28 +86,21 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     assert len(changes) == 12 and one.apply() == []
     # The hazard: Spark reads a snapshot with the columns of its own time.
     head = one.state.heads["speed"]
-    assert (
-        "colour"
-        not in one.spark.sql(
-            f"SELECT * FROM lake.{one.job.stream.table} VERSION AS OF {head}"
-        ).columns
-    )
+    then = one.spark.sql(f"SELECT * FROM lake.{one.job.stream.table} VERSION AS OF {head}")
+    assert "colour" not in then.columns
     for rows in readings(one):
         assert [r["level"] for r in rows] == [1] * 6
         assert rows[0]["ratio"] == pytest.approx(0.1, rel=1e-6)
-        assert rows[0]["place"] == {"x": 2, "name": None} and rows[0]["items"] == [
-            {"n": 4, "of": None}
-        ]
+        assert rows[0]["place"] == {"x": 2, "name": None}
+        assert rows[0]["items"] == [{"n": 4, "of": None}]
         assert (rows[0]["colour"], rows[0]["home"]) == (None, None)
 
     # Records that were dead only by the earlier types are missing in the speed layer; nothing else
     # is a difference.
     results = [*one.batch(accepted, restate=True), *one.batch(served)]
-    assert [(r.decision, r.revision, r.account.good, r.account.dead) for r in results] == [
-        ("accepted", 2, 6, 0),
-        ("accepted", 1, 6, 0),
-    ]
-    assert [diff(r) for r in results] == [{"missing": 3, "extra": 0, "changed": 0}] * 2
+    counted = [(r.decision, r.revision, r.account.good, r.account.dead) for r in results]
+    assert counted == [("accepted", 2, 6, 0), ("accepted", 1, 6, 0)]
+    assert [diff(r) for r in results] == [SAME | {"missing": 3}] * 2
     assert one.contents() == one.acknowledged()
     assert one.dead() == []
     for rows in readings(one):
@@ -126,32 +113,23 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     now = datetime.now(start_of(served).tzinfo)
     one.send([(0, now, event("new", now, **FULL | {"level": BIG}))])
     one.speed()
-    assert {r["event_id"]: r["colour"] for r in one.rows("speed")}["a-0"] is None
-    assert {r["event_id"]: (r["colour"], r["level"]) for r in one.rows("speed")}["new"] == (
-        "red",
-        BIG,
-    )
+    by_speed = {r["event_id"]: (r["colour"], r["level"]) for r in one.rows("speed")}
+    assert (by_speed["a-0"][0], by_speed["new"]) == (None, ("red", BIG))
     assert one.contents() == one.acknowledged()
 
 
 def test_a_speed_job_stops_where_apply_evolves_its_table(world: Make) -> None:
-    one = world()
-    one.create()
+    one = world(create=2)
     one.send_now(20, "before")
-    with (
-        pytest.raises(
-            Terminal, match=r"expected column .*; run `anabranch apply .* nothing is lost"
-        ),
-        speed_running(one) as job,
-    ):
-        wait_for(lambda: one.published == 20, "the first records to be published")
+    stopped = r"expected column .*; run `anabranch apply .* nothing is lost"
+    with pytest.raises(Terminal, match=stopped), speed_running(one) as job:
+        one.await_published(20)
         schema = str(one.job.stream.ddl).replace("level INT", "level BIGINT")
         one.reconfigure(schema=f"{schema}, colour STRING")
         assert len(one.apply()) == 2
         now = datetime.now(start_of(past_hour(0)).tzinfo)
-        one.send(
-            [(i % 2, now, event(f"after-{i}", now, level=BIG, colour="red")) for i in range(20)]
-        )
+        new = {"level": BIG, "colour": "red"}
+        one.send([(i % 2, now, event(f"after-{i}", now, **new)) for i in range(20)])
         wait_for(lambda: job._failure is not None, "the job to find the table changed")
     assert one.published == 20
     one.speed()
@@ -165,7 +143,7 @@ def test_an_hour_built_while_apply_evolves_is_not_published(world: Make) -> None
     one = world(partitions=1)
     hour = past_hour(1)
     one.serve([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
-    sealing.seal(Publisher(one.lake, one.job.stream), one.kafka)
+    sealing.seal(one.publisher, one.kafka)
     rebuilder = Rebuilder(one.job, LazySpark.of(one.spark))
     state = one.state
     built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)
@@ -191,13 +169,12 @@ def test_a_widened_key_still_drops_duplicates_of_the_hour_before(world: Make) ->
     assert (result.decision, result.account.good, result.account.duplicate) == ("accepted", 1, 1)
     (result,) = one.batch(first, restate=True)
     assert (result.decision, result.revision) == ("accepted", 2)
-    assert sorted(row["event_id"] for row in one.rows()) == ["a-1", "a-2", "b-3"]
+    assert one.ids() == ["a-1", "a-2", "b-3"]
 
 
 @pytest.mark.full
 def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
-    one = world(schema=EARLIER, partitions=1)
-    one.apply()
+    one = world(schema=EARLIER, create=1)
     one.reconfigure(schema=LATER)
     assert len(one.apply()) == 12
     first, second = past_hour(2), past_hour(1)
@@ -206,14 +183,11 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     # The older file is put back: every job ends, and says what to run; what it says is so.
     one.reconfigure(schema=EARLIER)
+    ahead = f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
     for run in (one.speed, one.batch):
-        with pytest.raises(
-            Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
-        ):
+        with pytest.raises(Terminal, match=ahead):
             run()
-    with pytest.raises(
-        Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
-    ):
+    with pytest.raises(Refused, match=ahead):
         one.apply()
     job = one.job
     changes = apply.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
@@ -221,7 +195,7 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     one.speed()
     [result] = one.batch(second)
     assert (result.decision, result.account.good, result.account.dead, diff(result)) == (
-        "accepted", 3, 3, {"missing": 0, "extra": 0, "changed": 0},
+        "accepted", 3, 3, SAME,
     )  # fmt: skip
     assert sorted(r["event_id"] for r in one.rows() if r["event_id"].startswith("a-")) == [
         "a-0", "a-1", "a-2", "a-items", "a-level", "a-nobody",
@@ -229,12 +203,8 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     for rows in readings(one):
         full = {r["id"]: r for r in rows}
         assert full["a-1"] == FULL | {"id": "a-1"}
-        old = {
-            "colour": None,
-            "home": None,
-            "place": {"x": 2, "name": None},
-            "items": [{"n": 4, "of": None}],
-        }
+        place, items = {"x": 2, "name": None}, [{"n": 4, "of": None}]
+        old = {"colour": None, "home": None, "place": place, "items": items}
         assert full["b-1"] == FULL | old | {"id": "b-1", "ratio": pytest.approx(0.1, rel=1e-6)}
     # And forward again: rows written in between are like any older row, and an hour is restated.
     one.reconfigure(schema=LATER)

@@ -1,16 +1,12 @@
-"""A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted
-topic."""
+"""A family on real services: new topics, tables that `apply` creates, a deleted topic."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
-import yaml
 from commands import call, shown
 from pyspark.sql import SparkSession
 from running import running_beside
 from waiting import wait_for
-from world import SCHEMA, World, event
+from world import SCHEMA, Make, World, event
 
 from anabranch.config import Kafka
 from anabranch.job import StreamFolder
@@ -27,16 +23,10 @@ def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
     }
 
 
-def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[..., World]) -> None:
+def test_a_familys_topics_become_streams_and_none_is_dropped(world: Make) -> None:
     one = world()
-    family: dict[str, Any] = {
-        "topics": {"pattern": f"{one.name}-([a-z.]+)", "exclude": ".*[.]dlq"},
-        "table": f"{one.name}_raw.{{1}}",
-        "schema": SCHEMA,
-        "key": "event_id",
-        "group": "small",
-    }
-    (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
+    topics = {"pattern": f"{one.name}-([a-z.]+)", "exclude": ".*[.]dlq"}
+    one.write_family(topics=topics, schema=SCHEMA)
     kafka = one.job.environment.kafka
     for end in ("orders", "user.events", "orders.dlq"):
         create_topic(kafka, f"{one.name}-{end}", 1, {})
@@ -56,44 +46,33 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
     assert f"fam_user_events: created table {table}.user_events" in done
     assert shown(one, "status", "fam_orders")["topic"] == orders
 
-    admin = one.admin()
-    admin.delete_topics([events])
-    wait_for(lambda: events not in admin.list_topics(), "the topic is deleted", 120)
-    admin.close()
-    assert {name: state for name, (_, _, state) in _streams(one).items()} == {
-        "fam_orders": "ready",
-        "fam_user_events": "gone",
-    }
+    with one.admin() as admin:
+        admin.delete_topics([events])
+        wait_for(lambda: events not in admin.list_topics(), "the topic is deleted", 120)
+    states = {name: state for name, (_, _, state) in _streams(one).items()}
+    assert states == {"fam_orders": "ready", "fam_user_events": "gone"}
     assert call(one, "apply", "fam_user_events").endswith("fam_user_events: nothing to change\n")
     assert "stream 'fam_other'" in call(one, "status", "fam_other", expect=2)
 
 
-def test_a_topic_becomes_a_groups_stream(world: Callable[..., World], spark: SparkSession) -> None:
+def test_a_topic_becomes_a_groups_stream(world: Make, spark: SparkSession) -> None:
     one = world()
-    family: dict[str, Any] = {
-        "topics": {"pattern": f"{one.name}-(.*)"}, "table": f"{one.name}_raw.{{1}}",
-        "schema": SCHEMA, "key": "event_id", "group": "small", "speed": {"trigger": "1 second"},
-    }  # fmt: skip
-    (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
+    one.write_family(schema=SCHEMA, speed={"trigger": "1 second"})
     one.configure(group="small")
     one.create()
     folder = StreamFolder(str(one.folder), group="small")
     assert list(folder.jobs()) == [one.name]
     with running_beside(GroupJob(spark, one.job.environment.kafka, folder.jobs), "group") as group:
         one.send_now(10, "a")
-        wait_for(lambda: one.published == 10, "the stream with a file to be published")
+        one.await_published(10)
         new = f"{one.name}-new"
         create_topic(one.job.environment.kafka, new, 1, {})
         send(one.job.environment.kafka, new, [event(f"b-{i}", datetime.now(UTC)) for i in range(7)])
         table = f"{one.name}_raw.new"
         wait_for(lambda: one.lake.exists(table), "the new topic's table to be created", 60)
-        wait_for(
-            lambda: rows(one, table) == list(range(7)),
-            "the new topic's records to be published",
-            60,
-        )
+        wait_for(lambda: rows(one, table) == list(range(7)), "its records to be published", 60)
         one.send_now(10, "c")
-        wait_for(lambda: one.published == 20, "the stream with a file to be published again")
+        one.await_published(20)
         assert group.failures == {}
 
 

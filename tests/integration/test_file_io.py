@@ -30,9 +30,7 @@ def front(environment: dict[str, Any]) -> Iterator[FlakyS3]:
 
 @pytest.fixture
 def files(environment: dict[str, Any], front: FlakyS3) -> LakeFileIO:
-    keys = {
-        name: os.path.expandvars(environment["s3"][name]) for name in ("access_key", "secret_key")
-    }
+    keys = {k: os.path.expandvars(environment["s3"][k]) for k in ("access_key", "secret_key")}
     s3 = {"endpoint": f"http://{HOST}:{front.port}", **keys}
     settings = Environment.model_validate(environment | {"s3": s3})
     ObjectStore(settings.s3).ensure_bucket("tests")
@@ -57,10 +55,8 @@ def folder(environment: dict[str, Any]) -> str:
 
 def test_the_lake_uses_it(environment: dict[str, Any]) -> None:
     lake = Lake(Environment.model_validate(environment))
-    assert (
-        lake.catalog.properties["py-io-impl"]
-        == f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
-    )
+    name = f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+    assert lake.catalog.properties["py-io-impl"] == name
 
 
 def test_a_small_file_takes_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:

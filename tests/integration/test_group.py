@@ -1,8 +1,7 @@
-"""One speed process for many streams: each is exact, and none of them feels what another one
-meets."""
+"""One speed process for many streams: each is exact, and feels nothing of the others."""
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -13,7 +12,7 @@ from registry import SchemaRegistry, new_avro_stream
 from running import running_beside
 from waiting import wait_for
 from wire import encode, varint, wired
-from world import World, event
+from world import Make, World, event
 from writers import BY_PYARROW, writers
 
 from anabranch.common.errors import ConfigurationError, PositionError
@@ -30,8 +29,7 @@ def _jobs(*worlds: World) -> dict[str, Job | ConfigurationError]:
 def _running(
     spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]
 ) -> Iterator[GroupJob]:
-    """A group for the length of a `with`; at its end it is stopped, and what it raised is
-    raised."""
+    """A group that runs for the length of a `with`; what it raised is raised at the end."""
     kafka = next(one for one in streams.values() if isinstance(one, Job)).environment.kafka
     with running_beside(GroupJob(spark, kafka, lambda: streams), "group") as group:
         yield group
@@ -39,30 +37,25 @@ def _running(
 
 def _exact(one: World, dead: int = 0) -> None:
     sent = sorted((r.partition, r.offset) for r in one.sent)
-    letters = sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead())
+    letters = one.dead_offsets()
     assert len(letters) == dead
     assert sorted([*one.offsets(), *letters]) == sent
 
 
-def test_a_group_sets_a_failure_aside(world: Callable[..., World], spark: SparkSession) -> None:
-    first, second, third = (world() for _ in range(3))
+def test_a_group_sets_a_failure_aside(world: Make, spark: SparkSession) -> None:
+    first, second, third = (world(create=2) for _ in range(3))
     for one in (first, second, third):
-        one.create()
         one.send_now(40, "a")
     streams = _jobs(first, second)
     with _running(spark, streams) as group:
-        wait_for(
-            lambda: first.published == 40 and second.published == 40,
-            "the first records to be published",
-        )
+        first.await_published(40)
+        second.await_published(40)
         # A stream joins; another one gets records that are no rows.
         streams |= _jobs(third)
         now = datetime.now(UTC)
         first.send([(0, now, b"{"), (1, now, event("good", now)), (0, now, None)])
-        wait_for(
-            lambda: first.published == 43 and third.published == 40,
-            "the stream that joined to be published",
-        )
+        first.await_published(43)
+        third.await_published(40)
         assert group.failures == {}
         # Its topic is deleted and made again, with other records.
         second.delete_topic()
@@ -72,15 +65,13 @@ def test_a_group_sets_a_failure_aside(world: Callable[..., World], spark: SparkS
         assert isinstance(group.failures[second.name], PositionError)
         first.send_now(30, "b")
         third.send_now(30, "b")
-        wait_for(
-            lambda: first.published == 73 and third.published == 70,
-            "the other streams to be published",
-        )
+        first.await_published(73)
+        third.await_published(70)
         # A stream leaves.
         del streams[third.name]
         third.send_now(5, "c")
         first.send_now(5, "c")
-        wait_for(lambda: first.published == 78, "the stream that stays to be published")
+        first.await_published(78)
     assert list(group.failures) == [second.name]
     _exact(first, dead=2)
     assert len(second.rows()) == 40
@@ -90,7 +81,7 @@ def test_a_group_sets_a_failure_aside(world: Callable[..., World], spark: SparkS
 
 
 def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_once(
-    world: Callable[..., World], spark: SparkSession, caplog: pytest.LogCaptureFixture
+    world: Make, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd, plain = world(), world()
     odd.topic(1, **{"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"})
@@ -100,19 +91,17 @@ def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_onc
         one.send_now(4, "a", partitions=1)
     now = int(datetime.now(UTC).timestamp() * 1000)
     with _running(spark, _jobs(odd, plain)) as group:
-        wait_for(
-            lambda: odd.published == 4 and plain.published == 4, "the first records to be published"
-        )
+        odd.await_published(4)
+        plain.await_published(4)
         # Two of a producer that stamps in nanoseconds; the third of one that does not.
         for i, millis in enumerate((now * 1_000_000, now * 1_000_000 + 1, now)):
             odd.send_stamped([(0, millis, f"b-{i}")])
-            wait_for(lambda end=5 + i: odd.published == end, "the record to be published")  # type: ignore[misc]
+            odd.await_published(5 + i)
         assert caplog.text.count("one read of 1 topics failed, reading each alone") == 1
         plain.send_now(4, "b")
         odd.send_now(4, "b", partitions=1)
-        wait_for(
-            lambda: odd.published == 11 and plain.published == 8, "the last records to be published"
-        )
+        odd.await_published(11)
+        plain.await_published(8)
         assert group.failures == {}
     assert caplog.text.count("reading each alone") == 1
     _exact(odd)
@@ -120,26 +109,16 @@ def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_onc
 
 
 def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
-    world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
+    world: Make, spark: SparkSession, registry: SchemaRegistry
 ) -> None:
-    plain = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 20})
+    plain = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 20}, create=2)
     subject = f"group-{uuid.uuid4().hex}-value"
-    avro = world(
-        registry.url,
-        schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL",
-        format={"type": "avro", "subject": subject},
-    )
-    for one in (plain, avro):
-        one.create()
+    ddl = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
+    avro = world(registry.url, schema=ddl, format={"type": "avro", "subject": subject}, create=2)
     plain.send_now(90, "a")
-    schema = {
-        "type": "record",
-        "name": "event",
-        "fields": [
-            {"name": "event_id", "type": "string"},
-            {"name": "event_time", "type": {"type": "long", "logicalType": "timestamp-micros"}},
-        ],
-    }
+    time = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = [{"name": "event_id", "type": "string"}, {"name": "event_time", "type": time}]
+    schema = {"type": "record", "name": "event", "fields": fields}
     id, now = registry.register(subject, schema), datetime.now(UTC)
     value = wired(id, encode(schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)}))
     avro.send([(i % 2, now, value) for i in range(30)])
@@ -152,7 +131,7 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
 
 
 def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
-    world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
+    world: Make, spark: SparkSession, registry: SchemaRegistry
 ) -> None:
     one, subject = new_avro_stream(world, registry)
 
@@ -167,36 +146,33 @@ def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
     text, ids = varint(1) + b"a", [register()]
     send(*[wired(ids[0], text)] * 5)
     with _running(spark, _jobs(one)) as group:
-        wait_for(lambda: one.published == 5, "the first records to be published")
+        one.await_published(5)
         assert writers(one) == {BY_PYARROW: 2}
         # Spark lists the ids of what is left; the next ones have others.
         send(b"{", wired(ids[0], text + b"x"))
-        wait_for(lambda: one.published == 7, "odd records to be published")
+        one.await_published(7)
         ids.append(register(more=["null", "int"]))
         send(wired(ids[1], text + b"\0"), wired(ids[0], text))
-        wait_for(lambda: one.published == 9, "records of another schema to be published")
+        one.await_published(9)
+        # Workers do not read records of this schema.
         ids.append(register(tags={"type": "array", "items": "int"}))
         send(wired(ids[2], text + b"\0"), wired(ids[0], text), wired(ids[1], text + b"\0"))
-        wait_for(
-            lambda: one.published == 12,
-            "records of a schema that workers do not read to be published",
-        )
+        one.await_published(12)
         assert group.failures == {}
     _exact(one, dead=2)
 
 
 @pytest.mark.full
-def test_a_kept_consumer_reads_the_rest(world: Callable[..., World], spark: SparkSession) -> None:
-    one = world(partitions=1)
-    one.apply()
+def test_a_kept_consumer_reads_the_rest(world: Make, spark: SparkSession) -> None:
+    one = world(create=1)
     one.send_now(1, "a", partitions=1)
     broken = 5
     with _running(spark, _jobs(one)):
-        wait_for(lambda: one.published == 1, "the first record to be published")
+        one.await_published(1)
         before = _connections(spark, one)
         for i in range(broken):
             one.send([(0, datetime.now(UTC), b"{")])
-            wait_for(lambda ends=i + 2: one.published == ends, "a broken record to be published")  # type: ignore[misc]
+            one.await_published(i + 2)
         # A consumer for each read would hold one connection at least.
         assert _connections(spark, one) - before < broken
     _exact(one, dead=broken)
@@ -206,6 +182,5 @@ def _connections(spark: SparkSession, one: World) -> int:
     """How many connections Spark's JVM has to the broker."""
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
     port = int(one.job.environment.kafka.bootstrap_servers.rpartition(":")[2])
-    return sum(
-        bool(c.raddr) and c.raddr.port == port for c in psutil.Process(pid).net_connections("tcp")
-    )
+    connections = psutil.Process(pid).net_connections("tcp")
+    return sum(bool(c.raddr) and c.raddr.port == port for c in connections)

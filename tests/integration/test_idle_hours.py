@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from budget import full
 from data_files import record_data_file_reads
 from pyiceberg.manifest import clear_manifest_cache
 from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ def forget(one: World) -> None:
     s3.open_store(one.job.environment.s3)._answered = None
 
 
-@pytest.fixture(params=["sql", pytest.param("rest", marks=pytest.mark.full)])
+@pytest.fixture(params=["sql", full("rest")])
 def catalog(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -72,9 +73,8 @@ def one(
             made.append(World(tmp_path / "conf", environment, spark, **stream))
             yield made[0]
             return
-        with running_rest_catalog(
-            tmp_path, "s3://tests/rest", environment["s3"]["endpoint"]
-        ) as rest:
+        s3 = environment["s3"]["endpoint"]
+        with running_rest_catalog(tmp_path, "s3://tests/rest", s3) as rest:
             block = {"name": f"c{uuid.uuid4().hex[:12]}", "type": "rest", "uri": rest.url}
             own = environment | {"catalog": block | {"warehouse": "s3://tests/rest"}}
             made.append(World(tmp_path / "conf", own, spark, **stream))
@@ -110,13 +110,10 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
         REQUESTS[catalog] + 4 * moved + LOADS[catalog] * listed
         for moved, listed in zip(MOVES_ALL, LISTED, strict=True)
     ], costs
-    rows = [
-        (row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()
-    ]
+    rows = Ledger(one.lake, one.job.stream.hours_table).history()[-2 * IDLE :]
     idle = [past_hour(ago + 1) for ago in range(IDLE, 0, -1)]
-    assert rows[-2 * IDLE :] == [
-        (hour, decision) for hour in idle for decision in ("sealed", "accepted")
-    ]
+    decided = [(hour, decision) for hour in idle for decision in ("sealed", "accepted")]
+    assert [(row.hour, row.decision) for row in rows] == decided
 
 
 def test_the_stores_time_is_that_of_its_last_answer_for_a_minute(
@@ -131,11 +128,8 @@ def test_the_stores_time_is_that_of_its_last_answer_for_a_minute(
     asked, now = requests(), s3.elapsed_seconds()
     for later in (0.0, 59.0):
         monkeypatch.setattr(s3, "elapsed_seconds", lambda later=later: now + later)
-        assert (
-            timedelta(seconds=later)
-            <= store.time_now("tests") - first
-            <= timedelta(seconds=later + 30)
-        )
+        passed = store.time_now("tests") - first
+        assert timedelta(seconds=later) <= passed <= timedelta(seconds=later + 30)
     assert requests() == asked
     monkeypatch.setattr(s3, "elapsed_seconds", lambda: now + 60.0)
     assert abs(store.time_now("tests") - datetime.now(UTC)) < timedelta(seconds=30)

@@ -1,19 +1,17 @@
 """The signs of progress of a running speed job."""
 
-from collections.abc import Callable
 from unittest.mock import patch
 
 from running import speed_running
 from waiting import wait_for
-from world import World
+from world import Make
 
 from anabranch.common.errors import Transient
 from speed_layer.micro_batch import MicroBatches
 
 
-def test_idle_triggers_are_progress_and_failures_are_not(world: Callable[..., World]) -> None:
-    one, noted = world(speed={"trigger": "1 second"}), list[int]()
-    one.create()
+def test_idle_triggers_are_progress_and_failures_are_not(world: Make) -> None:
+    one, noted = world(speed={"trigger": "1 second"}, create=2), list[int]()
     with speed_running(one, lambda: noted.append(one.published)):
         wait_for(lambda: len(noted) >= 3, "an idle topic to count as progress")
         one.send_now(40, "a")

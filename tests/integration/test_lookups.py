@@ -1,12 +1,11 @@
-"""Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic; for many
-partitions and hours."""
+"""Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic."""
 
 import random
 from collections import Counter
 from typing import Any
 
 import pytest
-from budget import budget
+from budget import budget, full
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
@@ -31,10 +30,8 @@ AT = "kafka_partition INT, kafka_offset BIGINT"
 PARTITIONS = st.integers(0, 5)
 RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
-FEW = settings(
-    max_examples=budget(4, 25),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+ANY_FIXTURE = [HealthCheck.function_scoped_fixture]
+FEW = settings(max_examples=budget(4, 25), suppress_health_check=ANY_FIXTURE)
 
 PLACES = [(p, o) for p in range(7) for o in range(14)]
 
@@ -94,20 +91,16 @@ def test_offsets_are_counted_once_and_rows_with_repetitions(
     near = {p: span for p, span in wide.items() if span[1] < 2**20}
     held = rows.toArrow()
     assert count_places([held], len(records), near) == count(rows, near)
-    assert counted == Counted(
-        distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records)
-    )
+    beyond = sum(not is_inside(p, o) for p, o, *_ in records)
+    assert counted == Counted(distinct, len(records), beyond)
     dead = sum(error_code is not None for *_, error_code, _ in records)
     sources = dict(Counter(source for _, _, source, _, _ in records))
     assert read == ReadCounts(distinct, len(records) - dead, dead, sources)
 
 
-@pytest.mark.parametrize(
-    "partitions", [100, pytest.param(1000, marks=pytest.mark.full)], ids=["100", "1000"]
-)
+@pytest.mark.parametrize("partitions", [100, full(1000)], ids=["100", "1000"])
 def test_a_thousand_partitions(spark: SparkSession, partitions: int) -> None:
-    """An hour's account and the layers' difference, at the size where a plan that grows with the
-    partitions overflows the stack or takes minutes."""
+    """The size where a plan that grows with partitions overflows the stack, or takes minutes."""
     rng = random.Random(5)
     ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(partitions)}
     rows = places(spark, sorted(offsets_of(ranges)), AT)
@@ -144,12 +137,7 @@ def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
     assert {p: of.mask.tolist() for p, of in in_memory.missing().items()} == {
         p: of.mask.tolist() for p, of in lacking.items()
     }
-    found = {
-        (p, of.start + i)
-        for p, of in lacking.items()
-        for i, is_missing in enumerate(of.mask)
-        if is_missing
-    }
+    found = {(p, of.start + int(i)) for p, of in lacking.items() for i in of.mask.nonzero()[0]}
     assert found == set(offsets_of(ranges)) - set(there)
     assert all(len(of.mask) == ranges[p][1] - ranges[p][0] for p, of in lacking.items())
 

@@ -1,22 +1,17 @@
 """A data file that the table names is gone from storage: rebuilds go on, and make up for it."""
 
-from collections.abc import Callable
-
 import pytest
 from commands import call
-from world import World, event, past_hour, spread
+from world import Make, World, event, past_hour, spread
 
 from anabranch.iceberg.files import delete_files
 from anabranch.iceberg.manifests import files_by_branch
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit, find_lost
 
-Make = Callable[..., World]
-
 
 def two_hours(world: Make, **stream: object) -> tuple[World, str, str]:
-    """Two ended hours of 20 and 10 records, the second with one event of the first, all read by the
-    speed layer."""
+    """Two ended hours of 20 and 10 records, an event in both, all read by the speed layer."""
     one = world(**stream)
     first, second = past_hour(2), past_hour(1)
     one.topic()
@@ -81,10 +76,8 @@ def test_a_lost_file_of_the_look_back_is_made_up_for_by_the_same_run(world: Make
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     [path] = lose(one, "batch", first)
     results = one.batch()
-    assert [(r.hour, r.decision, r.revision) for r in results] == [
-        (first, "accepted", 2),
-        (second, "accepted", 1),
-    ]
+    decided = [(r.hour, r.decision, r.revision) for r in results]
+    assert decided == [(first, "accepted", 2), (second, "accepted", 1)]
     assert path in (results[0].reason or "")
     exact(one)
 
@@ -101,8 +94,5 @@ def test_a_lost_file_whose_records_kafka_has_deleted_refuses_only_its_hour(world
     assert (accepted.hour, accepted.decision) == (second, "accepted")
     [again] = one.batch(first, accept=True, why="the file cannot be restored")
     assert again.decision == "accepted"
-    kept = set(one.contents())
-    assert (
-        kept < set(one.acknowledged())
-        and {r for r in one.acknowledged() if r[1] >= 10} - {repeated(one)} <= kept
-    )
+    kept, sent = set(one.contents()), set(one.acknowledged())
+    assert kept < sent and {r for r in sent if r[1] >= 10} - {repeated(one)} <= kept

@@ -1,5 +1,4 @@
-"""Many streams in one batch job: each has its exact rows and its own outcome, whatever the others
-end with."""
+"""Many streams in one batch job: each has its exact rows and its own outcome."""
 
 import json
 import logging
@@ -10,10 +9,10 @@ from datetime import timedelta
 import pytest
 from budget import budget
 from expectations import entry
-from world import World, hours_of_now, past_hour, spread
+from world import Make, World, hours_of_now, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
-from anabranch.job import open_jobs
+from anabranch.job import Job, open_jobs
 from anabranch.offsets.hours import start_of
 from anabranch.spark.session import LazySpark
 from batch_layer import stream_run
@@ -38,21 +37,25 @@ def exact(one: World) -> list[str]:
     return sorted({value["event_id"] for value in values})
 
 
-def events(one: World) -> list[str]:
-    return sorted(row["event_id"] for row in one.rows())
+def rebuild(stream: StreamRun) -> None:
+    stream.rebuild(None, RebuildRequest())
+
+
+def run(
+    one: World, jobs: list[Job], work: Callable[[StreamRun], None] = rebuild
+) -> dict[str, StreamOutcome]:
+    spark = LazySpark.of(one.spark)
+    return {o.stream: o for o in run_streams(jobs, spark, work, threading.Event(), at_once=2)}
 
 
 @pytest.mark.full
 def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
-    world: Callable[..., World], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_run, "RETRY_FOR", timedelta(seconds=3))
     caplog.set_level(logging.INFO)
     backlog = world()
-    small = world(beside=backlog)
-    refused = world(beside=backlog)
-    gone = world(beside=backlog)
-    away = world(beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1})
+    small, refused, gone, away = (world(beside=backlog) for _ in range(4))
     every = {one.name: one for one in (backlog, small, refused, gone, away)}
     refused.expect(entry("expect_column_values_to_be_between", column="level", max_value=5))
     for one in every.values():
@@ -70,18 +73,11 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     [cut_off] = [job for job in jobs if job.stream.name == away.name]
     # Its brokers do not answer: what it asks of them fails, and is tried again.
     cut_off.kafka.close()
-    cut_off.kafka._kafka = cut_off.kafka._kafka.model_copy(
-        update={"bootstrap_servers": "127.0.0.1:1"}
-    )
-
-    def work(stream: StreamRun) -> None:
-        stream.rebuild(None, RebuildRequest())
+    nowhere = {"bootstrap_servers": "127.0.0.1:1"}
+    cut_off.kafka._kafka = cut_off.kafka._kafka.model_copy(update=nowhere)
 
     before = backlog.spark.sparkContext._jsc.getPersistentRDDs().size()
-    outcomes = {
-        o.stream: o
-        for o in run_streams(jobs, LazySpark.of(backlog.spark), work, threading.Event(), at_once=2)
-    }
+    outcomes = run(backlog, jobs)
 
     def decided(one: World) -> list[tuple[str, str]]:
         return [(r.hour, r.decision) for r in outcomes[one.name].results]
@@ -100,7 +96,7 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     accepted = [r.getMessage() for r in caplog.records if " accepted hour=" in r.getMessage()]
     assert [small.name in line for line in accepted].index(True) < len(accepted) - 1
     for one in (backlog, small):
-        assert events(one) == exact(one)
+        assert one.ids() == exact(one)
         assert {h: one.state.served_by(h) for h in HOURS if one.state.is_accepted(h)} == {
             h: "batch" for h, _ in decided(one)
         }
@@ -110,12 +106,12 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     for one in (refused, away):
         assert not one.state.accepted
         # What the speed layer published stays served.
-        assert sorted(set(events(one))) == exact(one)
+        assert sorted(set(one.ids())) == exact(one)
     # Each thread released the records that it had cached.
     assert backlog.spark.sparkContext._jsc.getPersistentRDDs().size() == before
 
 
-def test_hours_of_many_streams_are_exact_if_one_fails(world: Callable[..., World]) -> None:
+def test_hours_of_many_streams_are_exact_if_one_fails(world: Make) -> None:
     old = world()
     new = world(beside=old)
     # It has neither a topic nor tables.
@@ -125,39 +121,28 @@ def test_hours_of_many_streams_are_exact_if_one_fails(world: Callable[..., World
         send_hours(one, *hours)
         one.apply()
 
-    def run(restate: bool = False) -> dict[str, StreamOutcome]:
-        def work(stream: StreamRun) -> None:
-            stream.rebuild(
-                frozenset(HOURS[:2]), RebuildRequest(restate, why="a test" if restate else None)
-            )
+    for revision in range(1, budget(1, 2) + 1):
+        order = RebuildRequest(revision > 1, why="a test" if revision > 1 else None)
+
+        def work(stream: StreamRun, order: RebuildRequest = order) -> None:
+            stream.rebuild(frozenset(HOURS[:2]), order)
 
         _, jobs, _ = open_jobs(str(old.folder), (missing.name, old.name, new.name), None, False)
-        return {
-            o.stream: o
-            for o in run_streams(jobs, LazySpark.of(old.spark), work, threading.Event(), at_once=2)
-        }
-
-    for revision in range(1, budget(1, 2) + 1):
-        outcomes = run(restate=revision > 1)
-        assert {name: o.error for name, o in outcomes.items() if name != missing.name} == {
-            old.name: None,
-            new.name: None,
-        }
+        outcomes = run(old, jobs, work)
+        assert outcomes[old.name].error is None and outcomes[new.name].error is None
         assert isinstance(outcomes[missing.name].error, Terminal)
         assert "run `anabranch apply`" in str(outcomes[missing.name].error)
-        assert [(r.decision, r.revision) for r in outcomes[old.name].results] == [
-            ("accepted", revision)
-        ] * 2
+        of_old, of_new = (outcomes[one.name].results for one in (old, new))
+        assert [(r.decision, r.revision) for r in of_old] == [("accepted", revision)] * 2
         # A stream that begins later has nothing to do for an earlier hour.
-        assert [(r.hour, r.decision) for r in outcomes[new.name].results] == [
-            (HOURS[0], "before the first"),
-            (HOURS[1], "accepted"),
-        ]
-    assert (events(old), events(new)) == (exact(old), exact(new))
+        assert [(r.hour, r.decision) for r in of_new] == [
+            (HOURS[0], "before the first"), (HOURS[1], "accepted"),
+        ]  # fmt: skip
+    assert (old.ids(), new.ids()) == (exact(old), exact(new))
 
 
 @pytest.mark.full
-def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..., World]) -> None:
+def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Make) -> None:
     one = world()
     other = world(beside=one)
     for stream in (one, other):
@@ -166,18 +151,14 @@ def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..
         stream.apply()
     stop = threading.Event()
 
-    def work(stream: StreamRun) -> None:
-        stream.rebuild(None, RebuildRequest())
-
     def work_once(stream: StreamRun) -> None:
         stop.set()
-        work(stream)
+        rebuild(stream)
 
     _, jobs, _ = open_jobs(str(one.folder), (), None, True)
     stopped = run_streams(jobs, LazySpark.of(one.spark), work_once, stop, at_once=1)
     assert [type(o.error) for o in stopped] == [Transient, Transient]
     assert all("stop requested" in str(o.error) for o in stopped)
     _, jobs, _ = open_jobs(str(one.folder), (), None, True)
-    outcomes = run_streams(jobs, LazySpark.of(one.spark), work, threading.Event(), at_once=2)
-    assert [o.error for o in outcomes] == [None, None]
-    assert (events(one), events(other)) == (exact(one), exact(other))
+    assert {o.error for o in run(one, jobs).values()} == {None}
+    assert (one.ids(), other.ids()) == (exact(one), exact(other))

@@ -1,20 +1,17 @@
-"""`anabranch check` of real topics, before their streams have tables, and the warning of
-`apply`."""
+"""`anabranch check` of real topics before there are tables, and the warning of `apply`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from commands import call, shown
-from world import World
+from world import Make
 
 if TYPE_CHECKING:
     from registry import SchemaRegistry
 
-Make = Callable[..., World]
 
 SCHEMA = "event_id STRING NOT NULL, ts TIMESTAMP"
 
@@ -38,9 +35,8 @@ def test_a_wrong_file_is_found_before_it_has_a_table(world: Make) -> None:
     assert f"{one.name}: created table {one.job.stream.table}" in printed
     assert f"{one.name}: warning: dead letters: expected at most 5 % of 30 records" in printed
 
-    one.reconfigure(
-        schema={"event_id": "STRING NOT NULL", "ts": {"type": "TIMESTAMP", "unit": "millis"}}
-    )
+    stamp = {"type": "TIMESTAMP", "unit": "millis"}
+    one.reconfigure(schema={"event_id": "STRING NOT NULL", "ts": stamp})
     assert "would be dead letters" not in call(one, "check", one.name)
     assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 

@@ -1,42 +1,21 @@
 """The operations on a stream that lives: adopt, override, restore; each compared record by record."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 from commands import call, shown
-from world import World, event, past_hour, spread
+from world import Make, World, event, past_hour, spread
 
 from anabranch.common.errors import PositionError
-from anabranch.common.output import plain
 from anabranch.iceberg.manifests import files_of
 from anabranch.kafka.client import create_topic
 from anabranch.offsets.hours import shift
-from anabranch.operations.reports import status as views
 from anabranch.protocol import merge
-
-Make = Callable[..., World]
-
-
-def recreate(one: World, partitions: int = 2) -> None:
-    """Delete the topic with all that it holds, and make another of the same name."""
-    one.delete_topic()
-    one.topic(partitions)
-
-
-@pytest.fixture
-def running_hour(world: Make) -> World:
-    """Six records of the running hour, published by the speed layer."""
-    one = world(partitions=2)
-    one.send_now(6, "now")
-    one.serve()
-    return one
 
 
 @pytest.fixture
 def two_hours(world: Make) -> World:
-    """Two past hours of 20 records each, the older one accepted, and 6 records of the running hour;
-    all published."""
+    """Two past hours of 20 records, the older one accepted, and 6 records of the running one."""
     one = world(partitions=2)
     for ago in (2, 1):
         one.send(spread(past_hour(ago), 20, f"h{ago}"))
@@ -46,23 +25,18 @@ def two_hours(world: Make) -> World:
     return one
 
 
-def ids(one: World, branch: str = "main") -> list[str]:
-    """The events of a branch, sorted; one that is there twice is there twice."""
-    return sorted(r["event_id"] for r in one.rows(branch))
-
-
 @pytest.mark.usefixtures("single_broker")
 def test_a_recreated_topic_is_adopted_and_both_are_there_once(two_hours: World) -> None:
     one = two_hours
-    before = ids(one)
-    recreate(one, partitions=3)
+    before = one.ids()
+    one.delete_topic()
+    one.topic(3)
     now = datetime.now(UTC)
     one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
-    with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
-        one.speed()
-    with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
-        one.batch()
-    assert ids(one) == before
+    for run in (one.speed, one.batch):
+        with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
+            run()
+    assert one.ids() == before
 
     asked = call(one, "adopt", one.name, expect=1)
     assert "with 9 records, the oldest of" in asked and "nothing was changed" in asked
@@ -72,29 +46,28 @@ def test_a_recreated_topic_is_adopted_and_both_are_there_once(two_hours: World) 
     assert adopted["position"] == {"0": 0, "1": 0, "2": 0}
     assert "nothing to adopt" in call(one, "adopt", one.name)
     one.speed()
-    assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
+    assert one.ids() == sorted([*before, *(f"new-{i}" for i in range(9))])
     # No hour mixes two topics: the new records are of the next one.
     by_hour = {r["event_id"].split("-")[0]: r["ingest_hour"] for r in one.rows()}
     assert (by_hour["now"], by_hour["new"]) == (past_hour(0), shift(past_hour(0), 1))
     # An hour of which Kafka lost records is refused with its reason, once, and stays served by the
     # speed layer; nothing is lost or twice.
-    results = one.batch()
-    assert [(r.hour, r.decision) for r in results] == [
-        (past_hour(1), "refused"),
-        (past_hour(0), "refused"),
-    ]
+    refused = [(r.hour, r.decision) for r in one.batch()]
+    assert refused == [(past_hour(1), "refused"), (past_hour(0), "refused")]
     assert one.batch() == []
-    hours = {h["hour"]: h for h in plain(views.hours(one.job))}
+    hours = {h["hour"]: h for h in one.hours()}
     assert [hours[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
     assert "Kafka no longer has it" in hours[past_hour(1)]["reason"]
     assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
-    assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
+    assert one.ids() == sorted([*before, *(f"new-{i}" for i in range(9))])
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour: World) -> None:
-    one = running_hour
-    before, right = ids(one), one.job.stream.topic
+def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(world: Make) -> None:
+    one = world(partitions=2)
+    one.send_now(6, "now")
+    one.serve()
+    before, right = one.ids(), one.job.stream.topic
     wrong = f"{right}_wrong"
     create_topic(one.job.environment.kafka, wrong, 1)
     one.reconfigure(topic=wrong)
@@ -105,7 +78,7 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
     assert shown(one, "adopt", one.name)["adopted"]
     one.send_now(1, "after")
     one.speed()
-    assert ids(one) == sorted([*before, "after-0"])
+    assert one.ids() == sorted([*before, "after-0"])
 
 
 def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
@@ -113,10 +86,10 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     hour = past_hour(2)
     chosen = ("override", one.name, hour, "--why", "the rule is wrong", "--layer")
     before = one.contents()
-    assert plain(views.hours(one.job))[0]["served"] == "batch"
+    assert one.hours()[0]["served"] == "batch"
     assert "now served by speed, by choice" in call(one, *chosen, "speed")
     assert one.contents() == before
-    first = plain(views.hours(one.job))[0]
+    first = one.hours()[0]
     assert (first["served"], "the rule is wrong" in first["reason"]) == ("speed", True)
     speed = {f.file_path for f in files_of(one.state.table, "speed", hour)}
     assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
@@ -148,7 +121,7 @@ def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> 
     assert "created branch speed" in output
     # The acceptance still waits on a branch, and says more than what is restored.
     assert "restored 1 rows" in output
-    shown = [(h["hour"], h["state"], h["served"]) for h in plain(views.hours(one.job))]
+    shown = [(h["hour"], h["state"], h["served"]) for h in one.hours()]
     assert shown == [
         (past_hour(2), "accepted", "batch"),
         (past_hour(1), "sealed", "speed"),
@@ -158,8 +131,7 @@ def test_dropped_branches_and_ledger_are_recreated_exactly(two_hours: World) -> 
     one.speed()
     assert one.contents() == one.acknowledged()
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(1), "accepted")]
-    assert [(r.decision, r.revision) for r in one.batch(past_hour(2), restate=True)] == [
-        ("accepted", 2)
-    ]
+    [again] = one.batch(past_hour(2), restate=True)
+    assert (again.decision, again.revision) == ("accepted", 2)
     assert one.contents() == one.acknowledged()
     assert len(before) < len(one.contents())

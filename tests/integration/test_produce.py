@@ -30,11 +30,6 @@ Found = tuple[int, int, str | None, int]
 
 
 @pytest.fixture
-def kafka(services: Any) -> config.Kafka:
-    return config.Kafka(bootstrap_servers=services.kafka)
-
-
-@pytest.fixture
 def topic() -> str:
     return f"produce-{uuid.uuid4().hex[:12]}"
 
@@ -53,38 +48,22 @@ def conf(tmp_path: Path, services: Any, topic: str, monkeypatch: pytest.MonkeyPa
 
 def read_back(kafka: config.Kafka, topic: str) -> list[Found]:
     """Every record of the topic: (partition, offset, sha256 of the value, timestamp), in order."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": "nobody",
-            "isolation.level": "read_committed",
-        }
-    )
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "nobody"}
+    consumer = confluent_kafka.Consumer(settings | {"isolation.level": "read_committed"})
     records: list[Found] = []
     try:
         ends = {}
         for partition in consumer.list_topics(topic, timeout=20).topics[topic].partitions:
-            start, end = consumer.get_watermark_offsets(
-                confluent_kafka.TopicPartition(topic, partition), timeout=20
-            )
+            place = confluent_kafka.TopicPartition(topic, partition)
+            start, ends[partition] = consumer.get_watermark_offsets(place, timeout=20)
             assert start == 0
-            ends[partition] = end
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
         deadline = time.monotonic() + 60
         while len(records) < sum(ends.values()):
-            assert time.monotonic() < deadline, (
-                f"read {len(records)} of {sum(ends.values())} records"
-            )
-            for message in consumer.consume(5_000, timeout=1):
-                assert message.error() is None
-                records.append(
-                    (
-                        message.partition(),
-                        message.offset(),
-                        sha256(message.value()),
-                        message.timestamp()[1],
-                    )
-                )
+            assert time.monotonic() < deadline, f"read {len(records)} of {ends}"
+            for m in consumer.consume(5_000, timeout=1):
+                assert m.error() is None
+                records.append((m.partition(), m.offset(), sha256(m.value()), m.timestamp()[1]))
     finally:
         consumer.close()
     return sorted(records)
@@ -133,9 +112,7 @@ def test_the_command_prints_account_and_acks(conf: Path, kafka: config.Kafka, to
     assert next(iter(account["by_hour"])) in result.stdout
 
     lines = [json.loads(line) for line in acks.read_text().splitlines()]
-    assert [list(line) for line in lines[:1]] == [
-        ["partition", "offset", "kind", "sha256", "timestamp_ms"]
-    ]
+    assert list(lines[0]) == ["partition", "offset", "kind", "sha256", "timestamp_ms"]
     assert positions([Ack(**line) for line in lines]) == read_back(kafka, topic)
     assert {line["partition"] for line in lines} == {0, 1}
 
@@ -167,10 +144,8 @@ def test_a_topic_of_ones_own_and_a_files_lines(conf: Path, kafka: config.Kafka, 
     assert run("topic", topic, "--partitions", "2") == f"topic {topic} created with 2 partitions\n"
     assert run("topic", topic) == f"topic {topic} is there already, with 2 partitions\n"
     assert run("send", topic, str(lines)) == f"topic {topic}: 3 records sent and acknowledged\n"
-    assert (
-        run("send", topic, "-", input=b"a line")
-        == f"topic {topic}: 1 record sent and acknowledged\n"
-    )
+    sent = run("send", topic, "-", input=b"a line")
+    assert sent == f"topic {topic}: 1 record sent and acknowledged\n"
     values = (b'{"id": 1}', '{"id": "é"}'.encode(), b'{"id": 3}', b"a line")
     assert Counter(found[2] for found in read_back(kafka, topic)) == Counter(map(sha256, values))
     lines.write_bytes(b"{}\n" + b"x" * 2_000_000)
@@ -187,17 +162,12 @@ def test_another_stream_is_refused_with_a_pointer_to_send(conf: Path) -> None:
 def test_ctrl_c_prints_the_account_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
     acks = conf.parent / "acks.jsonl"
     code = "from anabranch.cli.dev import produce; produce()"
-    arguments = [
-        "game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output",
-        "json",
-    ]  # fmt: skip
+    arguments = ["game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks)]
+    arguments += ["--output", "json", "--conf", str(conf)]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments, "--conf", str(conf)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
     try:
         wait_for(lambda: acks.exists() and acks.stat().st_size > 0, "an acknowledgement")
         process.send_signal(signal.SIGINT)
@@ -209,6 +179,5 @@ def test_ctrl_c_prints_the_account_exits_130(conf: Path, kafka: config.Kafka, to
     account = json.loads(out)
     assert 0 < account["acknowledged"] == account["sent"]["good"] < 1_000_000
     assert account["failed"] == 0
-    assert positions(
-        [Ack(**json.loads(line)) for line in acks.read_text().splitlines()]
-    ) == read_back(kafka, topic)
+    acked = [Ack(**json.loads(line)) for line in acks.read_text().splitlines()]
+    assert positions(acked) == read_back(kafka, topic)

@@ -1,16 +1,14 @@
-"""An hour proves itself: the sent records are known exactly, and every report agrees, Kafka
-included."""
+"""An hour proves itself: the sent records are known exactly, and every report agrees."""
 
 import shlex
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 from commands import call, shown
 from starlette.testclient import TestClient
-from world import World, event, past_hour, spread
+from waiting import wait_for
+from world import SAME, Make, World, event, past_hour, spread
 
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.manifests import files_of
@@ -20,7 +18,6 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 
-Make = Callable[..., World]
 GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3
 OFFSETS = GOOD + DUPLICATE + MALFORMED + ABORTED + CONTROL
 
@@ -36,16 +33,12 @@ def known(world: Make) -> World:
     at = good[-1][1]
     late = event("late", start_of(hour) - timedelta(days=9))
     one.send(before)
-    one.send_transactions(
-        *(
-            (committed, [(0, at, value) for value in values])
-            for committed, values in (
-                (True, [*(v for _, _, v in good), late]),
-                (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
-                (True, [b"{not json", None, good[1][2], before[2][2]]),
-            )
-        )
-    )
+    transactions: list[tuple[bool, list[bytes | None]]] = [
+        (True, [*(v for _, _, v in good), late]),
+        (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
+        (True, [b"{not json", None, good[1][2], before[2][2]]),
+    ]
+    one.send_transactions(*((done, [(0, at, v) for v in values]) for done, values in transactions))
     one.apply()
     assert one.use_whole_log(hour, {past_hour(2): {0: 4}}) == {0: 4 + OFFSETS}
     one.speed()
@@ -74,41 +67,26 @@ def said_by_every_view(one: World, hour: str) -> None:
     audited = shown(one, "audit", one.name)
     assert audited["agrees"]
     assert [h["kafka"] for h in audited["hours"]] == ["whole", "whole"]
+    of_kafka = {"held": [4, 4 + OFFSETS], "given": GOOD + MALFORMED + DUPLICATE}
+    of_kafka |= {"kept_nowhere": DUPLICATE, "not_given": 0}
     assert audited["hours"][1]["partitions"]["0"] == {
-        "cut": [4, 4 + OFFSETS],
-        "rows": GOOD,
-        "batch": GOOD,
-        "dead": MALFORMED,
-        "twice": 0,
-        "outside": 0,
-        "misplaced": 0,
-        "kafka": {
-            "held": [4, 4 + OFFSETS],
-            "given": GOOD + MALFORMED + DUPLICATE,
-            "kept_nowhere": DUPLICATE,
-            "not_given": 0,
-        },
-    }
+        "cut": [4, 4 + OFFSETS], "rows": GOOD, "batch": GOOD, "dead": MALFORMED, "twice": 0,
+        "outside": 0, "misplaced": 0, "kafka": of_kafka,
+    }  # fmt: skip
     assert "ledger, files and Kafka agree" in call(one, "audit", one.name)
 
     # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17
     # repeat.
     rows = shown(one, "explain", one.name, hour, "--rows")
     repeated = rows["duplicates"]
-    assert (repeated["counted"], repeated["found"], repeated["untold"]) == (
-        DUPLICATE,
-        DUPLICATE,
-        None,
-    )
+    assert repeated["counted"] == repeated["found"] == DUPLICATE and repeated["untold"] is None
     assert [(d["offset"], d["key"]["event_id"], d["repeats"]) for d in repeated["duplicates"]] == [
         (16, "e-1", {"hour": hour, "partition": 0, "offset": 5}),
         (17, "before-2", {"hour": past_hour(2), "partition": 0, "offset": 2}),
     ]
     differing = rows["difference"]
-    assert differing["diff"] == {
-        "missing": 0, "extra": 0, "changed": 0, "duplicate": DUPLICATE, "unread": 0,
-        "missing_dead": 0, "extra_dead": 0,
-    }  # fmt: skip
+    none = dict.fromkeys(("unread", "missing_dead", "extra_dead"), 0)
+    assert differing["diff"] == SAME | none | {"duplicate": DUPLICATE}
     assert differing["when_accepted"] == differing["diff"], "Spark and DuckDB judge alike"
     letters = shown(one, "dead-letters", one.name, "--hours", hour)
     assert [(r["reason"], r["count"], r["samples"][0]["value"]) for r in letters["reasons"]] == [
@@ -122,23 +100,16 @@ def said_by_every_view(one: World, hour: str) -> None:
 
 def said_by_page(one: World, hour: str) -> None:
     """The status page of a real stream, its own threads running, says it too."""
-    folder: Any = SimpleNamespace(
-        jobs=lambda: {one.job.stream.name: one.job}, groups={}, families={}
-    )
+    folder: Any = SimpleNamespace(jobs=lambda: {one.name: one.job}, groups={}, families={})
     page = Page(folder, Settings(every=timedelta(seconds=1)))
     with TestClient(page.app(["localhost"]), base_url="http://localhost") as client:
 
         def find(path: str, *parts: str) -> None:
-            deadline = time.monotonic() + 60
-            while True:
+            def missing() -> list[str]:
                 text = client.get(path).text
-                missing = [part for part in parts if part not in text]
-                if not missing:
-                    return
-                assert time.monotonic() < deadline, (
-                    f"expected {missing} within 60 s, found:\n{text}"
-                )
-                time.sleep(0.1)
+                return [part for part in parts if part not in text]
+
+            wait_for(lambda: not missing(), f"{path} to have {missing()}", 60, 0.1)
 
         find("/", "in order", f'href="/streams/{one.name}/hours/{hour}"')
         find(f"/streams/{one.name}?month={hour[:7]}", f"{hour}: accepted, served by batch")
@@ -161,52 +132,38 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
     command = shlex.split(first["query"])
     assert command[-2:] == ["--as-of", f"{hour}-r1"]
     was = shown(one, *command[1:])
-    assert sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in was) == [
-        r for r in rows if r[1] >= 4
-    ]
+    found = sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in was)
+    assert found == [r for r in rows if r[1] >= 4]
     assert first["query"] in call(one, "explain", one.name, hour)
     assert shown(one, "audit", one.name)["agrees"]
 
     # A wrong hand takes the hour out of main.
     state = one.state
-    damage = Publish(
-        new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline
-    )
-    assert (
-        one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
-    )
+    gone = Change("main", remove=files_of(state.table, "main", hour))
+    damage = to_commit(state, Publish(new_id(), (gone,), state.timeline), datetime.now(UTC))
+    assert one.lake.commit(state.table, damage) is Outcome.LANDED
     output = call(one, "audit", one.name, "--hours", hour, expect=1)
-    assert (
-        f"hour {hour}: rows of main: expected {GOOD}, as in the ledger, found 0 offsets" in output
-    )
-    assert (
-        f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)"
-        in output
-    )
+    in_main = f"rows of main: expected {GOOD}, as in the ledger, found 0 offsets"
+    nowhere = f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)"
+    assert f"hour {hour}: {in_main}" in output and nowhere in output
     call(one, "merge", one.name)
     assert one.contents() == rows
     assert shown(one, "audit", one.name)["agrees"]
 
     # A ledger that speaks of a difference that nothing explains.
     accepted = one.state.accepted[hour]
-    account = HourAccount(
-        diff=Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=())
-    )
+    unlike = Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=())
+    account = HourAccount(diff=unlike)
     lie = ledger.decision(
         hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", account=account
     )
     one.job.ledger.record([lie])
-    assert shown(one, "status", one.name, expect=1)["unexplained"] == {
-        hour: {"missing": 1, "changed": 2}
-    }
-    assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in call(
-        one, "status", one.name, expect=1
-    )
+    unexplained = shown(one, "status", one.name, expect=1)["unexplained"]
+    assert unexplained == {hour: {"missing": 1, "changed": 2}}
+    said = call(one, "status", one.name, expect=1)
+    assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in said
     # The table itself is as it was.
-    assert call(one, "explain", one.name, hour, "--rows").endswith(
-        "all differences are explained\n"
-    )
-    assert (
-        len(call(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines())
-        == len(rows) + 1
-    )
+    said = call(one, "explain", one.name, hour, "--rows")
+    assert said.endswith("all differences are explained\n")
+    lines = call(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines()
+    assert len(lines) == len(rows) + 1

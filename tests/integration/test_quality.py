@@ -56,35 +56,27 @@ def test_bad_rows_fail_with_counts_and_a_warning_lets_pass(spark: SparkSession) 
         {"event_id": "e0"}, {"player_id": "unknown"},
     )  # fmt: skip
     quality = run_suite(bad, GAME_EVENTS)
+    types = "session_start, session_end, level_up, purchase, achievement"
+
+    def found(count: int, first: int) -> str:
+        return f"found {count} of 9 rows otherwise (the first: partition 0, offset {first})"
+
     assert [f["message"] for f in quality.failed] == [
-        (
-            "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 "
-            "rows otherwise (the first: partition 0, offset 5)"
-        ),
-        (
-            "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 "
-            "rows otherwise (the first: partition 0, offset 0)"
-        ),
-        "expect_column_values_to_be_in_set(event_type): "
-        "expected one of session_start, session_end, level_up, purchase, achievement, "
-        "found 1 of 9 rows otherwise (the first: partition 0, offset 6)",
-        (
-            "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows "
-            "otherwise (the first: partition 0, offset 4)"
-        ),
+        f"expect_column_values_to_not_be_null(event_id): expected to not be null, {found(1, 5)}",
+        f"expect_column_values_to_be_unique(event_id): expected to be unique, {found(2, 0)}",
+        f"expect_column_values_to_be_in_set(event_type): expected one of {types}, {found(1, 6)}",
+        f"expect_column_values_to_be_between(amount): expected 0 to 10000, {found(1, 4)}",
     ]
-    warning = (
+    [warning] = quality.warnings or ()
+    assert warning["message"] == (
         "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, "
-        "mostly 0.999, found 1 of 9 rows otherwise (the first: partition 0, offset 8)"
+        f"mostly 0.999, {found(1, 8)}"
     )
-    assert [w["message"] for w in quality.warnings or ()] == [warning]
     assert (quality.passed, quality.evaluated) == (False, 5)
     assert [f["unexpected_count"] for f in quality.failed] == [1, 2, 1, 1]
     assert quality.failed[3]["observed"] is None
-    assert [[(r["partition"], r["offset"]) for r in f["rows"]] for f in quality.failed[:2]] == [
-        [(0, 5)],
-        [(0, 0), (0, 7)],
-    ]
+    places = [[(r["partition"], r["offset"]) for r in f["rows"]] for f in quality.failed[:2]]
+    assert places == [[(0, 5)], [(0, 0), (0, 7)]]
     recorded = json.dumps(quality.as_dict(), allow_nan=False)
     # The ledger gets no value of a row.
     assert not any(value in recorded for value in ("-5.0", "refund", "e0", 'unknown"'))
@@ -102,9 +94,8 @@ def test_rows_are_named_by_each_expectation_on_rows(spark: SparkSession, tmp_pat
         entry("expect_column_value_lengths_to_be_between", column="event_id", max_value=2),
         entry(SPEED, min_ratio=0.9),
     )
-    quality = run_suite(
-        _rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10)
-    )
+    rows = _rows(spark, {"event_id": "e0", "player_id": "p0"})
+    quality = run_suite(rows, path, RowCountBaseline(10))
     failures = [
         (f["type"], [(r["partition"], r["offset"]) for r in f["rows"]]) for f in quality.failed
     ]
@@ -130,28 +121,19 @@ def test_an_expectation_without_answer_fails_alone(spark: SparkSession, tmp_path
         entry("expect_column_to_exist", column="nowhere"),
         entry("expect_column_values_to_match_regex", column="player_id", regex="("),
         entry("expect_column_values_to_be_between", column="tags", min_value=0),
-        {
-            "type": "expect_column_values_to_be_unique",
-            "kwargs": {"column": "nowhere"},
-            "severity": "warning",
-        },
+        entry("expect_column_values_to_be_unique", column="nowhere") | {"severity": "warning"},
         entry("expect_column_values_to_be_unique", column="event_id"),
         entry("expect_column_values_to_not_be_null", column="player_id"),
     )
     quality = run_suite(_rows(spark), path)
     missing = 'could not be evaluated: Error: The column "nowhere" in BatchData does not exist.'
     messages = [f["message"] for f in quality.failed]
-    assert messages[0].endswith(missing)
-    assert messages[1].endswith(missing)
-    assert messages[2].endswith(missing)
+    assert all(message.endswith(missing) for message in messages[:3])
     assert messages[3] == "expect_column_to_exist(nowhere): expected to exist, found otherwise"
-    assert (
-        "could not be evaluated: java.util.regex.PatternSyntaxException: Unclosed group"
-        in messages[4]
-    )
-    assert messages[5].startswith(
-        "expect_column_values_to_be_between(tags): expected at least 0, could not be eval"
-    )
+    unclosed = "could not be evaluated: java.util.regex.PatternSyntaxException: Unclosed group"
+    assert unclosed in messages[4]
+    between = "expect_column_values_to_be_between(tags): expected at least 0, could not be eval"
+    assert messages[5].startswith(between)
     assert len(messages) == 6
     assert [w["kwargs"] for w in quality.warnings or ()] == [{"column": "nowhere"}]
     assert (quality.passed, quality.evaluated) == (False, 9)
@@ -173,11 +155,8 @@ def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path)
         entry("expect_column_values_to_be_unique", column="event_id"),
     )
     quality = run_suite(_rows(spark), path)
-    assert [f["type"].split("_to_")[0] for f in quality.failed] == [
-        "expect_table_row_count",
-        "expect_column_max",
-        "expect_column_quantile_values",
-    ]
+    names = [f["type"].split("_to_")[0] for f in quality.failed]
+    assert names == ["expect_table_row_count", "expect_column_max", "expect_column_quantile_values"]
     # Of the amounts, no mean but a maximum and a quantile failed: values of rows.
     assert [f["observed"] for f in quality.failed] == [4, None, None]
     assert quality.evaluated == 6  # an entry that is there twice is evaluated twice
@@ -221,9 +200,8 @@ def test_the_gate_leaves_nothing_behind_and_is_quiet(
     capsys.readouterr()
     with caplog.at_level(logging.INFO):
         assert not run_suite(frame, GAME_EVENTS).passed
-    ours = [
-        r.name for r in caplog.records if r.name.startswith(("batch_layer", "great_expectations"))
-    ]
+    loggers = ("batch_layer", "great_expectations")
+    ours = [r.name for r in caplog.records if r.name.startswith(loggers)]
     assert ours == ["batch_layer.quality.gate"]  # the one line of the one failed expectation
     assert tuple(capsys.readouterr()) == ("", "")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["home", "temporary"]
@@ -232,7 +210,7 @@ def test_the_gate_leaves_nothing_behind_and_is_quiet(
     assert frame.count() == 5  # the session goes on
 
 
-def test_jobs_that_a_stop_cancels_are_no_verdict_on_the_rows(
+def test_jobs_that_a_stop_cancels_are_no_verdict_on_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The hazard: an hour was refused by the quality gate since its job was asked to stop."""

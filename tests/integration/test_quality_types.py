@@ -1,9 +1,7 @@
-"""Expectations of many types on hostile values: each has a verdict, a finding and its part of a
-page, and only failed ones are read again."""
+"""Expectations of many types on hostile values: each has a verdict, a finding and a page."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -42,7 +40,7 @@ ROWS = [
 ]  # fmt: skip
 EVERY = Path(__file__).with_name("quality_types.expectations.yaml")
 TYPES = {entry["type"] for entry in yaml.safe_load(EVERY.read_text("utf-8"))["expectations"]}
-
+SUMMED = ["level", "kafka_offset"]
 TEN = [
     entry("expect_table_row_count_to_be_between", min_value=1),
     entry("expect_column_values_to_not_be_null", column="kafka_offset"),
@@ -52,12 +50,7 @@ TEN = [
     entry("expect_column_max_to_be_between", column="level", max_value=3),
     entry("expect_column_mean_to_be_between", column="level", min_value=1),
     entry("expect_column_pair_values_to_be_equal", column_A="level", column_B="level"),
-    entry(
-        "expect_multicolumn_sum_to_equal",
-        column_list=["level", "kafka_offset"],
-        sum_total=3,
-        mostly=0.1,
-    ),
+    entry("expect_multicolumn_sum_to_equal", column_list=SUMMED, sum_total=3, mostly=0.1),
     entry(SPEED, min_ratio=0.9),
 ]
 
@@ -73,18 +66,12 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
 
 
 def counted(frame: DataFrame, path: Path) -> tuple[QualityResult, int]:
-    with queries(frame) as count:
-        quality = run_suite(frame, path, KNOWN)
-    return quality, count()
-
-
-@contextmanager
-def queries(frame: DataFrame) -> Iterator[Callable[[], int]]:
-    """Count the queries that Spark runs until the end of the `with`."""
+    """Run a suite; return its result, and the number of queries that Spark ran for it."""
     context, group = frame.sparkSession.sparkContext, str(uuid4())
     context.setJobGroup(group, "a suite")
     try:
-        yield lambda: len(context.statusTracker().getJobIdsForGroup(group))
+        quality = run_suite(frame, path, KNOWN)
+        return quality, len(context.statusTracker().getJobIdsForGroup(group))
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
 

@@ -39,9 +39,8 @@ NAME = "games.game_events"
 
 
 def _catalog(folder: Path, warehouse: str, **properties: str) -> SqlCatalog:
-    lake = SqlCatalog(
-        "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties
-    )
+    uri = f"sqlite:///{folder}/catalog.db"
+    lake = SqlCatalog("lake", uri=uri, warehouse=warehouse, **properties)
     lake.create_namespace("games")
     return lake
 
@@ -71,8 +70,7 @@ def _table(catalog: SqlCatalog, name: str = NAME) -> Table:
 
 
 def _append(table: Table, ids: range) -> None:
-    """One event an hour of each id, on two dates, columns that came later left out where the table
-    lacks them."""
+    """One event an hour of each id, on two dates, without the columns that came later."""
     values = {
         "event_id": lambda i: i,
         "event_date": lambda i: date(2026, 11, 20 + i % 2),
@@ -130,9 +128,8 @@ def test_a_missing_table_fails_only_its_own_sql(catalog: SqlCatalog, absent: str
 def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:
     table = _table(catalog)
     _append(table, range(1))
-    result = run_query(
-        f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table}
-    )
+    sql = f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'"
+    result = run_query(sql, {NAME: table})
     assert result.to_pylist() == [
         {"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}
     ]
@@ -141,10 +138,8 @@ def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:
 def test_a_table_without_rows_has_its_columns(catalog: SqlCatalog) -> None:
     table = _table(catalog)
     result = run_query(f"SELECT * FROM {NAME}", {NAME: table})
-    assert (result.num_rows, result.column_names) == (
-        0,
-        [field.name for field in table.schema().fields],
-    )
+    assert result.num_rows == 0
+    assert result.column_names == [field.name for field in table.schema().fields]
     assert run_query(f"SELECT count(*) n FROM {NAME}", {NAME: table}).to_pylist() == [{"n": 0}]
 
 
@@ -206,14 +201,9 @@ def test_a_filter_opens_no_file_of_another_partition(
     assert result.column("event_id").to_pylist() == event_ids
     with pytest.raises(FileGone, match="run it again"):
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
-    with (
-        pytest.raises(FileGone, match="run it again"),
-        open_query(
-            f"SELECT event_id FROM {NAME}",
-            sources({NAME: table}),
-            progress=Progress(logging.getLogger(), "query", "files"),
-        ) as answer,
-    ):
+    progress = Progress(logging.getLogger(), "query", "files")
+    query = open_query(f"SELECT event_id FROM {NAME}", sources({NAME: table}), progress=progress)
+    with pytest.raises(FileGone, match="run it again"), query as answer:
         answer.rows.read_all()
 
 
@@ -267,10 +257,10 @@ def test_sql_that_is_wrong_or_reaches_too_far_is_refused(
     catalog: SqlCatalog, tmp_path: Path, sql: str, message: str
 ) -> None:
     file = tmp_path / "secret.csv"
-    file.write_text("a\n1\n", encoding="utf-8")
+    file.write_text("a\n1\n", "utf-8")
     with pytest.raises(ConfigurationError, match=message):
         run_query(sql.format(file=file), {NAME: _table(catalog)})
-    assert file.read_text(encoding="utf-8") == "a\n1\n"
+    assert file.read_text("utf-8") == "a\n1\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Records as frames: bytes in, verdict out; the same verdict in every session. tests/unit/decode has
-the decoder's own tests."""
+"""Records as frames: bytes in, verdict out; the same verdict in every session."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -8,6 +7,7 @@ from typing import Any
 
 import hostile
 import pytest
+from budget import full
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from sessions import with_settings
@@ -66,7 +66,7 @@ def judged(spark: SparkSession, values: list[bytes | None], stream: Stream = EVE
     return decoded.drop(*(c.name for c in stream.columns if "timestamp" in c.type)).collect()
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.full)], ids=["ansi", "no-ansi"])
+@pytest.fixture(params=[True, full(False)], ids=["ansi", "no-ansi"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The shared session with settings that must not matter."""
     settings = {
@@ -79,8 +79,7 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 
 
 def test_verdict_by_bytes(session: SparkSession) -> None:
-    """Every case at once, under two sets of session settings: nothing throws, and each has its
-    verdict."""
+    """Every case at once, under two sets of session settings: each has its verdict."""
     rows = judged(session, [value for value, _, _ in CASES.values()])
     codes = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
     expected = {name: code for name, (_, code, _) in CASES.items()}
@@ -103,9 +102,8 @@ def test_columns_and_values(session: SparkSession) -> None:
         b'"scores":{"k":1.5},"nested":{"at":"2026-11-21T05:00:00+02:00","n":3,"days":["2026-01-01"]}}'
     )
     decoded = decode(kafka(session, [value]), EVENTS)
-    shown = decoded.withColumns(
-        {"at": F.unix_micros("at"), "nested_at": F.unix_micros("nested.at")}
-    )
+    stamps = {"at": F.unix_micros("at"), "nested_at": F.unix_micros("nested.at")}
+    shown = decoded.withColumns(stamps)
     row = shown.withColumn("kafka_timestamp", F.unix_micros("kafka_timestamp")).collect()[0]
     micros = int(START.timestamp()) * 1_000_000
     assert row.error_code is None and row.error_text is None
@@ -132,11 +130,8 @@ def test_schema_is_the_streams(spark: SparkSession) -> None:
     rows = good(decode(kafka(spark, [event()]), EVENTS), EVENTS)
     fields = [(f.name, f.dataType.simpleString()) for f in rows.schema]
     expected = [(c.name, c.type) for c in EVENTS.columns]
-    expected += [
-        ("kafka_partition", "int"),
-        ("kafka_offset", "bigint"),
-        ("kafka_timestamp", "timestamp"),
-    ]
+    expected += [("kafka_partition", "int"), ("kafka_offset", "bigint")]
+    expected += [("kafka_timestamp", "timestamp")]
     assert fields == [*expected, ("ingest_hour", "string"), ("event_date", "date")]
 
 
@@ -155,33 +150,21 @@ def test_a_timestamp_outside_the_calendar_is_unknown(spark: SparkSession, micros
 
 
 def test_column_names_that_are_words_of_sql(spark: SparkSession) -> None:
-    stream = make_stream(
-        "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE",
-        "order",
-    )
-    rows = judged(
-        spark,
-        [b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}', b'{"order":"a","m":"x"}'],
-        stream,
-    )
-    assert [(r.error_code, r.error_text) for r in rows] == [
-        (None, None),
-        ("wrong_type", "m: expected int, found x"),
-    ]
+    ddl = "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE"
+    whole = b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}'
+    rows = judged(spark, [whole, b'{"order":"a","m":"x"}'], make_stream(ddl, "order"))
+    wrong = ("wrong_type", "m: expected int, found x")
+    assert [(r.error_code, r.error_text) for r in rows] == [(None, None), wrong]
     assert (rows[0].order, rows[0].select, rows[0].m, rows[0].corrupt) == ("a", 1, 2, "c")
 
 
 def test_columns_that_are_named_as_kafkas_own(spark: SparkSession) -> None:
     """A dead letter keeps the record's key and value, not the columns of these names."""
     stream = make_stream("key STRING NOT NULL, value INT, headers STRING, partition INT", "key")
-    decoded = decode(
-        kafka(spark, [b'{"key":"a","value":1,"headers":"h","partition":7}', b'{"value":2}']), stream
-    )
-    [row] = (
-        good(decoded, stream)
-        .select("key", "value", "headers", "partition", "kafka_partition")
-        .collect()
-    )
+    whole = b'{"key":"a","value":1,"headers":"h","partition":7}'
+    decoded = decode(kafka(spark, [whole, b'{"value":2}']), stream)
+    columns = ("key", "value", "headers", "partition", "kafka_partition")
+    [row] = good(decoded, stream).select(*columns).collect()
     assert tuple(row) == ("a", 1, "h", 7, 0)
     [letter] = dead(decoded, "t", "speed").collect()
     assert (bytes(letter.key), bytes(letter.value), letter.headers) == (b"k", b'{"value":2}', None)
@@ -194,15 +177,10 @@ def test_good_and_dead_split_every_record(spark: SparkSession) -> None:
     letters = dead(decoded, "topic-1", "batch").orderBy("kafka_offset").collect()
     assert kept and letters
     assert sorted([*kept, *(r.kafka_offset for r in letters)]) == list(range(len(values)))
-    assert (
-        letters[0].asDict().keys()
-        == dict.fromkeys(
-            [
-                "topic_id", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour",
-                "key", "value", "headers", "error_code", "error_text", "layer",
-            ]
-        ).keys()
-    )  # fmt: skip
+    assert letters[0].asDict().keys() == {
+        "topic_id", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "key",
+        "value", "headers", "error_code", "error_text", "layer",
+    }  # fmt: skip
     for row in letters:
         value = values[row.kafka_offset]
         assert (row.topic_id, row.layer, bytes(row.key)) == ("topic-1", "batch", b"k")

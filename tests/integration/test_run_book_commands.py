@@ -1,30 +1,27 @@
-"""The commands of the operators' pages that need no Spark of their own, run as printed on one lake
-with all states of an hour; those of the doctor's remedies are in test_doctor.py, those that start
-something in tests/failures."""
+"""The commands of the operators' pages that need no Spark of their own, as printed, on one lake with all
+states of an hour. The doctor's are in test_doctor.py, those that start something in tests/failures."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from commands import call
+from expectations import entry
 from run_books import printed, words
-from world import SCHEMA, World, event, hours_of_now, past_hour, spread
+from world import SCHEMA, Make, World, event, hours_of_now, past_hour, spread
 
 from anabranch.cli import main
 
-Make = Callable[..., World]
 PROVEN, REFUSED, WAITING = (past_hour(ago) for ago in (3, 2, 1))
 hours_of_each_test = hours_of_now(globals(), PROVEN=3, REFUSED=2, WAITING=1)
 
 
 def run(one: World, command: str, *more: str, expect: int = 0) -> str:
-    """Run a command as an operator types it, in a folder with this world's configuration, and
-    return what it prints."""
-    done = CliRunner().invoke(
-        main, [*words(command), *more], env={"ANABRANCH_CONF": str(one.folder)}
-    )
+    """Run a command as an operator types it, with this world's configuration; its output."""
+    here = {"ANABRANCH_CONF": str(one.folder)}
+    done = CliRunner().invoke(main, [*words(command), *more], env=here)
     assert done.exit_code == expect, (
         f"{command}: {done.exit_code}\n{done.output}\n{done.exception!r}"
     )
@@ -36,30 +33,18 @@ def night(world: Make) -> World:
     """An hour to be accepted, with a duplicate and a malformed record; one that its gate refuses;
     one that waits; and records of the running one. Read by the speed layer, and not sealed."""
     one = world()
-    one.expect(
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "level", "max_value": 50},
-            "severity": "critical",
-        }
-    )
+    level = entry("expect_column_values_to_be_between", column="level", max_value=50)
+    one.expect(level | {"severity": "critical"})
     one.topic()
     proven = spread(PROVEN, 20, "proven")
     malformed = (0, proven[-1][1], b"{not json")
-    bad = [
-        (p, at, event(f"bad-{i}", at, level=99))
-        for i, (p, at, _) in enumerate(spread(REFUSED, 20, "bad"))
-    ]
+    bad = [(p, at, event(f"bad-{at}", at, level=99)) for p, at, _ in spread(REFUSED, 20, "bad")]
     for values in ([*proven, proven[3], malformed], bad, spread(WAITING, 20, "waiting")):
         one.send(values)
     one.send_now(4, "now")
     name = one.name
-    assert (
-        "apply"
-        in json.loads(
-            run(one, printed("anabranch doctor STREAM", STREAM=name), "--output", "json")
-        )["next"]
-    )
+    doctor = run(one, printed("anabranch doctor STREAM", STREAM=name), "--output", "json")
+    assert "apply" in json.loads(doctor)["next"]
     assert "created table" in run(one, printed("anabranch apply STREAM", STREAM=name))
     one.speed()
     return one
@@ -78,14 +63,11 @@ def test_an_operators_commands_to_an_hours_acceptance(night: World, tmp_path: Pa
     running = past_hour(0)
     assert f"{running} of {name} is open" in explained(running)
     assert "has ended and is not sealed yet" in explained(PROVEN)
-    assert "ended, to be sealed" in run(
-        one, printed("anabranch status STREAM", STREAM=name), expect=0
-    )
-    assert f"sealed {PROVEN}" in run(
-        one, printed("anabranch batch STREAM --seal-only", STREAM=name)
-    )
+    assert "ended, to be sealed" in run(one, printed("anabranch status STREAM", STREAM=name))
+    sealed = run(one, printed("anabranch batch STREAM --seal-only", STREAM=name))
+    assert f"sealed {PROVEN}" in sealed
     assert "is sealed and waits for the batch layer" in explained(WAITING)
-    backlog = run(one, printed("anabranch doctor STREAM --limit 120", STREAM=name), expect=0)
+    backlog = run(one, printed("anabranch doctor STREAM --limit 120", STREAM=name))
     assert "stream.backlog" in backlog
 
     # Accepted, and refused.
@@ -94,13 +76,10 @@ def test_an_operators_commands_to_an_hours_acceptance(night: World, tmp_path: Pa
     assert "is accepted as revision 1" in explained(PROVEN)
     assert "is refused; the speed layer still serves it" in explained(REFUSED)
     assert f"anabranch batch {name} --hour {REFUSED}" in explained(REFUSED)
-    states = {
-        line.split()[0]: line.split()[1]
-        for line in run(one, printed("anabranch hours STREAM", STREAM=name)).splitlines()[1:]
-    }
-    assert [states[hour] for hour in (PROVEN, REFUSED, WAITING, running)] == [
-        "accepted", "refused", "sealed", "open",
-    ]  # fmt: skip
+    listed = run(one, printed("anabranch hours STREAM", STREAM=name)).splitlines()[1:]
+    states = {line.split()[0]: line.split()[1] for line in listed}
+    states_of = [states[hour] for hour in (PROVEN, REFUSED, WAITING, running)]
+    assert states_of == ["accepted", "refused", "sealed", "open"]
     hours = json.loads(run(one, printed("anabranch hours STREAM --output json", STREAM=name)))
     assert [h["counts"]["duplicate"] for h in hours if h["hour"] == PROVEN] == [1]
     assert "expect_column_values_to_be_between" in run(
@@ -115,19 +94,13 @@ def test_an_operators_commands_to_an_hours_acceptance(night: World, tmp_path: Pa
     assert "not json" in run(one, of_hour)
     compared = rows["difference"]
     assert (compared["speed_rows"], compared["batch_rows"], compared["unexplained"]) == (21, 20, {})
-    counted = shown(
-        printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING)
-    )
-    assert counted["agrees"]
+    audit = printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING)
+    assert shown(audit)["agrees"]
 
     # Commands that change who serves an hour, and what is left behind.
     run(one, f"anabranch override {name} {PROVEN} --layer speed --why rule")
-    lift = printed(
-        "anabranch override STREAM HOUR --layer auto --why TEXT",
-        STREAM=name,
-        HOUR=PROVEN,
-        TEXT="'it was right'",
-    )
+    values = {"STREAM": name, "HOUR": PROVEN, "TEXT": "'it was right'"}
+    lift = printed("anabranch override STREAM HOUR --layer auto --why TEXT", **values)
     assert "served by batch, by the rule" in run(one, lift)
     assert run(one, printed("anabranch merge STREAM", STREAM=name))
     assert run(one, printed("anabranch maintain STREAM", STREAM=name))
@@ -151,15 +124,10 @@ def test_a_deployment_that_is_rolled_back_and_a_catalog_that_lost_its_tables(nig
     one.speed()
     assert len(one.contents()) == len(before) + 2
 
-    for table in (
-        one.job.stream.table,
-        one.job.stream.dead_letters_table,
-        one.job.stream.hours_table,
-    ):
+    stream = one.job.stream
+    for table in (stream.table, stream.dead_letters_table, stream.hours_table):
         one.lake.catalog.drop_table(table)
-    assert "--register" in str(
-        CliRunner().invoke(main, ["apply", name, "--conf", str(one.folder)]).output
-    )
+    assert "--register" in call(one, "apply", name, expect=2)
     run(one, printed("anabranch apply STREAM --register", STREAM=name))
     one.reopen()
     assert len(one.contents()) == len(before) + 2
@@ -171,23 +139,15 @@ def test_a_branch_without_its_state_is_recreated_from_main(night: World) -> None
     one.batch(PROVEN)
     before = one.contents()
     table = {"NAMESPACE": one.name, "NAME": "events"}
-    refs = {
-        r["name"]: r["snapshot_id"]
-        for r in sql(printed("SELECT * FROM lake.NAMESPACE.NAME.refs", **table)).collect()
-    }
+    listed = sql(printed("SELECT * FROM lake.NAMESPACE.NAME.refs", **table)).collect()
+    refs = {r["name"]: r["snapshot_id"] for r in listed}
     assert {"main", "speed", "batch"} <= refs.keys()
     sql(printed("ALTER TABLE lake.NAMESPACE.NAME DROP BRANCH speed", **table))
     assert "created branch speed" in run(one, printed("anabranch apply STREAM", STREAM=one.name))
-    snapshots = sql(
-        f"SELECT snapshot_id, parent_id FROM lake.{one.name}.events.snapshots"
-    ).collect()
-    parents = {r["snapshot_id"]: r["parent_id"] for r in snapshots}
-    back = parents[refs["main"]]
-    sql(
-        printed(
-            "CALL lake.system.rollback_to_snapshot('NAMESPACE.NAME', ID)", **table, ID=str(back)
-        )
-    )
+    edges = sql(f"SELECT snapshot_id, parent_id FROM lake.{one.name}.events.snapshots").collect()
+    parents = {r["snapshot_id"]: r["parent_id"] for r in edges}
+    back = {"ID": str(parents[refs["main"]]), **table}
+    sql(printed("CALL lake.system.rollback_to_snapshot('NAMESPACE.NAME', ID)", **back))
     assert one.contents() != before, "the acceptance was taken back"
     run(one, printed("anabranch merge STREAM", STREAM=one.name))
     assert one.contents() == before

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from format_cases import record
 from wire import encode, wired
-from world import World
+from world import Make, World
 
 from anabranch.kafka.source import read_ranges
 from speed_layer.micro_batch import MicroBatches
@@ -17,23 +18,18 @@ from speed_layer.micro_batch import MicroBatches
 if TYPE_CHECKING:
     from registry import SchemaRegistry
 
-Make = Callable[..., World]
 
 SCHEMA = "event_id STRING NOT NULL, level INT"
 
 
 def schema(*more: str) -> dict[str, Any]:
     """A writer's schema that is not registered yet."""
-    fields = [
-        {"name": "event_id", "type": "string"},
-        *({"name": name, "type": "int"} for name in more),
-    ]
-    return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}
+    name, ints = f"E{uuid.uuid4().hex[:12]}", ((name, "int") for name in more)
+    return record(("event_id", "string"), *ints, name=name)
 
 
 class Stream:
-    """An Avro stream, its records and its micro-batches: each of what was sent since the one before
-    it."""
+    """An Avro stream, its records and its micro-batches, each of what was sent since the last."""
 
     def __init__(self, one: World, registry: SchemaRegistry) -> None:
         self.one, self.registry = one, registry
@@ -55,14 +51,10 @@ class Stream:
         self.arm.submit(lambda: read_ranges(self.one.spark, kafka, self.one.name, ranges), ranges)
         self.arm.wait()
 
-    def events(self) -> list[str]:
-        return sorted(row["event_id"] for row in self.one.rows())
-
 
 @pytest.fixture
 def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
-    one = world(registry.url, schema=SCHEMA, format="avro", event_time=None, partitions=1)
-    one.apply()
+    one = world(registry.url, schema=SCHEMA, format="avro", event_time=None, create=1)
     made = Stream(one, registry)
     yield made
     made.arm.close()
@@ -78,7 +70,7 @@ def test_a_new_schema_id_is_listed_and_each_record_is_published_once(stream: Str
     stream.send("d", *old)
     stream.send("e", *new)
     stream.publish()
-    assert stream.events() == ["a", "b", "c", "d", "e"] and stream.one.dead() == []
+    assert stream.one.ids() == ["a", "b", "c", "d", "e"] and stream.one.dead() == []
     assert {row["event_id"]: row["level"] for row in stream.one.rows()} == {
         "a": None, "b": 7, "c": None, "d": None, "e": 7,
     }  # fmt: skip
@@ -93,13 +85,12 @@ def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(strea
     # Schema ids are sequential, so the next one is predictable.
     stream.send("too early", old[0] + 1, late)
     stream.publish()
-    assert stream.events() == ["a", "b"]
-    assert [(d["error_code"], d["kafka_offset"]) for d in stream.one.dead()] == [
-        ("unknown_schema", 2)
-    ]
+    assert stream.one.ids() == ["a", "b"]
+    letters = [(d["error_code"], d["kafka_offset"]) for d in stream.one.dead()]
+    assert letters == [("unknown_schema", 2)]
     assert stream.registry.register(f"{stream.one.name}-value", late) == old[0] + 1
     stream.send("c", old[0] + 1, late)
     stream.send("d", *old)
     stream.publish()
-    assert stream.events() == ["a", "b", "c", "d"]
+    assert stream.one.ids() == ["a", "b", "c", "d"]
     assert len(stream.one.dead()) == 1

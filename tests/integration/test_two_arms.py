@@ -1,5 +1,4 @@
-"""The main job: Kafka to one served table through two arms, compared record by record with what
-Kafka acknowledged."""
+"""Kafka to one served table by two arms, record by record as Kafka acknowledged them."""
 
 import shutil
 import tempfile
@@ -15,18 +14,13 @@ import pytest
 from demo.story import poll
 from expectations import entry
 from pyspark.sql import DataFrame
-from world import World, event, past_hour, spread
+from world import SAME, Make, World, event, past_hour, spread
 
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.common.output import plain
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import RangeRelation, Ranges, classify, size
-from anabranch.operations.reports import status as views
 from anabranch.protocol import publish_queue, sealing
-from anabranch.protocol.publisher import Publisher
 from speed_layer.micro_batch import MicroBatches
-
-Make = Callable[..., World]
 
 
 @pytest.fixture
@@ -46,21 +40,14 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
     assert one.contents() == one.acknowledged()
     assert Counter(r["ingest_hour"] for r in one.rows())[past_hour(2)] == 40
 
-    results = one.batch()
-
-    assert [(r.hour, r.decision, r.revision) for r in results] == [
-        (past_hour(ago), "accepted", 1) for ago in (3, 2, 1)
-    ]
+    decided = [(r.hour, r.decision, r.revision) for r in one.batch()]
+    assert decided == [(past_hour(ago), "accepted", 1) for ago in (3, 2, 1)]
     assert one.contents() == one.acknowledged()
-    *by_hour, running = plain(views.hours(one.job))
+    *by_hour, running = one.hours()
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
-    assert [h["served"] for h in by_hour] == ["batch"] * 3
-    assert [h["counts"] for h in by_hour] == [
-        {"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}
-    ] * 3
-    assert len(by_hour) == 3
-    for h in by_hour:
-        assert h["diff"].items() >= {"missing": 0, "extra": 0, "changed": 0}.items()
+    counts = {"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}
+    assert [(h["served"], h["counts"]) for h in by_hour] == [("batch", counts)] * 3
+    assert all(h["diff"].items() >= SAME.items() for h in by_hour)
     # Run again: nothing waits, nothing changes.
     heads = one.state.heads
     assert one.batch() == []
@@ -70,9 +57,8 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
 def test_batch_alone_serves_what_speed_never_saw_until_it_is_back(three_hours: World) -> None:
     one = three_hours
     assert [r.decision for r in one.batch()] == ["accepted"] * 3
-    assert Counter(r["ingest_hour"] for r in one.rows()) == {
-        past_hour(ago): 40 for ago in (3, 2, 1)
-    }
+    by_hour = Counter(r["ingest_hour"] for r in one.rows())
+    assert by_hour == {past_hour(ago): 40 for ago in (3, 2, 1)}
 
     one.speed()
 
@@ -89,17 +75,14 @@ def test_a_refused_hour_between_accepted_ones_is_read_by_speed(world: Make) -> N
     one.begin(spread(past_hour(1), 20, "c"))
     one.expect(entry("expect_column_values_to_match_regex", column="event_id", regex="^[ac]-"))
 
-    results = one.batch()
-
-    assert [(r.hour, r.decision) for r in results] == [
-        (past_hour(3), "accepted"), (past_hour(2), "refused"), (past_hour(1), "accepted"),
-    ]  # fmt: skip
+    decisions = {past_hour(3): "accepted", past_hour(2): "refused", past_hour(1): "accepted"}
+    assert [(r.hour, r.decision) for r in one.batch()] == [*decisions.items()]
     assert {r["event_id"].split("-")[0] for r in one.rows()} == {"a", "c"}
 
     one.speed()
 
     assert one.contents() == one.acknowledged()
-    refused = next(h for h in plain(views.hours(one.job)) if h["hour"] == past_hour(2))
+    refused = next(h for h in one.hours() if h["hour"] == past_hour(2))
     assert (refused["state"], refused["served"]) == ("refused", "speed")
     assert "expect_column_values_to_match_regex" in refused["reason"]
     # The operator fixes the rule; the hour lands, and the rows are the same.
@@ -158,7 +141,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile() -> DataFrame:
-        sealing.seal(Publisher(job.lake, job.stream), job.kafka)
+        sealing.seal(one.publisher, job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
 
     arm.publish(sealed_meanwhile, ranges)
@@ -166,12 +149,9 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     for hour, cut in one.state.timeline.sealed.items():
         rows = [r for r in one.rows() if r["ingest_hour"] == hour]
         assert len(rows) == cut.offsets
-        assert all(
-            cut.ranges[r["kafka_partition"]][0]
-            <= r["kafka_offset"]
-            < cut.ranges[r["kafka_partition"]][1]
-            for r in rows
-        )
+        for row in rows:
+            start, end = cut.ranges[row["kafka_partition"]]
+            assert start <= row["kafka_offset"] < end
 
 
 def test_a_micro_batch_is_staged_while_another_is_published(three_hours: World) -> None:
@@ -208,10 +188,8 @@ def test_a_micro_batch_is_staged_while_another_is_published(three_hours: World) 
 def test_early_rows_are_staged_again_behind_another_publisher(three_hours: World) -> None:
     one = three_hours
     arm, rival, ends = MicroBatches(one.job), MicroBatches(one.job), one.ends
-    first, rest = (
-        {p: (0, e // 3) for p, e in ends.items()},
-        {p: (e // 3, e) for p, e in ends.items()},
-    )
+    first = {p: (0, e // 3) for p, e in ends.items()}
+    rest = {p: (e // 3, e) for p, e in ends.items()}
     half = {p: (e // 3, e // 2) for p, e in ends.items()}
     read, calls = _reader(one), list[None]()
 
@@ -222,9 +200,8 @@ def test_early_rows_are_staged_again_behind_another_publisher(three_hours: World
         return read(rest)()
 
     arm.submit(read(first), first)
-    assert arm.submit(beside_the_rival, rest) == 0, (
-        "the hazard did not happen: it was not staged ahead"
-    )
+    published = arm.submit(beside_the_rival, rest)
+    assert published == 0, "the hazard did not happen: it was not staged ahead"
     assert arm.wait() == size(rest) - size(half)
     assert len(calls) == 2, "expected what was staged ahead to be staged again"
     arm.close()
