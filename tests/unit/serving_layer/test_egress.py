@@ -55,9 +55,8 @@ def test_every_step_of_egress_is_killed_at() -> None:
         Step.EGRESS_COMMITTED,
     }  # tests/integration/test_egress_targets.py
     of_search = {Step.EGRESS_INDEXED}  # tests/external/search/test_in_search.py
-    assert {s for s in Step if s.label.startswith("egress.")} <= of_topics | of_search | set(
-        FOLDER_STEPS
-    )
+    elsewhere = of_topics | of_search
+    assert {s for s in Step if s.label.startswith("egress.")} <= elsewhere | {*FOLDER_STEPS}
 
 
 def job_of(folder: Path) -> Job:
@@ -71,11 +70,18 @@ def job_of(folder: Path) -> Job:
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     one = four_hours(tmp_path)
-    stream = job_of(tmp_path).stream
-    admin.create(
-        one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
-    )
+    add_deliveries(one)
     return one
+
+
+def add_deliveries(lake: StreamLake) -> None:
+    """Create the table of deliveries, which names none."""
+    name, schema = lake.stream.egress_table, deliveries.DELIVERIES_SCHEMA
+    admin.create(lake.lake, name, schema, (), admin.TABLE_PROPERTIES)
+
+
+def folder_of(folder: Path, hour: str = FIRST) -> Path:
+    return folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
 
 
 def run(folder: Path) -> list[Delivery]:
@@ -89,16 +95,12 @@ def parquet_in(folder: Path) -> set[str]:
 
 
 def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
-    """Return the offsets that a reader of the manifest reads from an hour's folder; None without a
-    manifest."""
+    """Return the offsets by the manifest of an hour's folder; None without one."""
     path = folder / "_manifest.json"
     if not path.exists():
         return None
     manifest = json.loads(path.read_text())
-    assert (
-        len({name.split("-r")[1].split("-")[0] for name in (f["name"] for f in manifest["files"])})
-        <= 1
-    )
+    assert len({f["name"].split("-r")[1].split("-")[0] for f in manifest["files"]}) <= 1
     tables = [pq.read_table(folder / f["name"]) for f in manifest["files"]]
     rows = [(r["kafka_partition"], r["kafka_offset"]) for t in tables for r in t.to_pylist()]
     assert len(rows) == manifest["rows"]
@@ -106,16 +108,14 @@ def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
 
 
 def check(folder: Path, contents: dict[str, list[list[tuple[int, int]]]]) -> None:
-    """Assert that the manifest names one content of the hour, and that a glob of a folder with
-    _SUCCESS finds one. This holds at any moment."""
+    """At any moment, the manifest names one content, a folder with _SUCCESS holds one."""
     for hour, allowed in contents.items():
-        own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
+        own = folder_of(folder, hour)
         rows = by_manifest(own)
         assert rows is None or rows in allowed
         if (own / "_SUCCESS").exists():
-            assert parquet_in(own) == {
-                f["name"] for f in json.loads((own / "_manifest.json").read_text())["files"]
-            }
+            listed = json.loads((own / "_manifest.json").read_text())["files"]
+            assert parquet_in(own) == {f["name"] for f in listed}
 
 
 def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
 
 def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
     """Return the offsets that a globbing reader reads after it has seen _SUCCESS."""
-    own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
+    own = folder_of(folder, hour)
     assert (own / "_SUCCESS").exists()
     rows = [r for path in sorted(own.glob("*.parquet")) for r in pq.read_table(path).to_pylist()]
     assert all(r["ingest_hour"] == hour for r in rows)
@@ -133,14 +133,17 @@ def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
 def test_a_kill_anywhere_leaves_each_once(lake: StreamLake, step: Step) -> None:
-    """Killed with the first content of an hour, with a restated one, and after an erasure in it; a
-    reader never sees two of them mixed."""
+    """Killed with an hour's first content, a restated one, and an erasure: never two mixed."""
     accept(lake, FIRST, 7)
     first = in_main(lake, FIRST)
     kill_at(step.label, run, lake.folder) if step is not Step.EGRESS_BEGUN else None
     check(lake.folder, {FIRST: [first]})
     run(lake.folder)
     assert globbed(lake.folder, FIRST) == first
+    own = folder_of(lake.folder)
+    if step is Step.EGRESS_NAMED:
+        # It was only finished: nothing is left of the delivery that was killed.
+        assert {p.name for p in own.iterdir()} == {*parquet_in(own), "_manifest.json", "_SUCCESS"}
 
     accept(lake, FIRST, 4)
     accept(lake, HOURS[2], 5)
@@ -149,9 +152,7 @@ def test_a_kill_anywhere_leaves_each_once(lake: StreamLake, step: Step) -> None:
     kill_at(step.label, run, lake.folder)
     if step is Step.EGRESS_NAMED:
         # The hazard: both contents are there, and a glob would read both.
-        own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
-        assert len(parquet_in(own)) == 2
-        assert not (own / "_SUCCESS").exists()
+        assert len(parquet_in(own)) == 2 and not (own / "_SUCCESS").exists()
     check(lake.folder, {FIRST: [first, second], HOURS[2]: [in_main(lake, HOURS[2])]})
     kill_at(Step.EGRESS_RECORDED.label, run, lake.folder)
     run(lake.folder)
@@ -215,9 +216,7 @@ def test_the_doctor_names_a_target_that_waits(lake: StreamLake) -> None:
     assert remedies() == []
 
 
-def test_a_delivery_whose_answer_was_lost_is_recorded_once(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_is_recorded_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     accept(lake, FIRST, 3)
     real = Lake.append
 
@@ -237,7 +236,7 @@ def test_a_redelivery_of_one_lost_folder_ends_at_the_newest_change(lake: StreamL
     for hour in HOURS[:3]:
         accept(lake, hour, 3)
     assert len(run(lake.folder)) == 3
-    shutil.rmtree(lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}")
+    shutil.rmtree(folder_of(lake.folder))
     job = job_of(lake.folder)
     [target] = room.targets_of(job, None)
     assert len([*room.deliver(job, target, all_again=True)]) == 3
@@ -251,13 +250,9 @@ def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) ->
     before = run(lake.folder)
     job = job_of(lake.folder)
     lake.lake.catalog.drop_table(job.stream.egress_table)
-    admin.create(
-        lake.lake, job.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
-    )
-    again = run(lake.folder)
-    assert [
-        replace(d, delivered_at=b.delivered_at) for d, b in zip(again, before, strict=True)
-    ] == before
+    add_deliveries(lake)
+    again = zip(run(lake.folder), before, strict=True)
+    assert [replace(d, delivered_at=b.delivered_at) for d, b in again] == before
     assert run(lake.folder) == []
     # Another root is another place: all hours are delivered there.
     found = deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x")
@@ -293,10 +288,8 @@ def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None
     accept(lake, FIRST, 3)
     root = lake.folder / "export"
     root.mkdir()
-    with (
-        locked(root / ".anabranch.lock", seconds=0),
-        pytest.raises(Transient, match="taken by another process"),
-    ):
+    lock = locked(root / ".anabranch.lock", seconds=0)
+    with lock, pytest.raises(Transient, match="taken by another process"):
         run(lake.folder)
     assert len(run(lake.folder)) == 1
 
@@ -305,7 +298,7 @@ def test_the_refused_deletes_its_files(lake: StreamLake, monkeypatch: pytest.Mon
     accept(lake, FIRST, 3)
     run(lake.folder)
     accept(lake, FIRST, 4)
-    own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
+    own = folder_of(lake.folder)
     before = parquet_in(own)
     monkeypatch.setattr(LocalStorage, "replace", lambda *_: False)
     with pytest.raises(Transient, match="another delivered the hour meanwhile"):
@@ -329,19 +322,15 @@ def test_a_manifest_in_doubt_is_kept(lake: StreamLake, monkeypatch: pytest.Monke
     accept(lake, FIRST, 3)
     assert len(run(lake.folder)) == 1
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
-    (lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_SUCCESS").unlink()
+    (folder_of(lake.folder) / "_SUCCESS").unlink()
     lake.lake.catalog.drop_table(lake.stream.egress_table)
-    admin.create(
-        lake.lake, lake.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (),
-        admin.TABLE_PROPERTIES,
-    )  # fmt: skip
+    add_deliveries(lake)
     assert len(run(lake.folder)) == 1
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
 def test_another_processs_files_stay(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this
-    one is refused."""
+    """Its manifest was replaced by one that found it without `_SUCCESS`: it is refused."""
     real = LocalStorage.replace
 
     def overtaken(self: LocalStorage, path: str, body: bytes, before: SmallFile | None) -> bool:
@@ -354,8 +343,7 @@ def test_another_processs_files_stay(lake: StreamLake, monkeypatch: pytest.Monke
     accept(lake, FIRST, 3)
     with pytest.raises(Transient, match="another delivered the hour meanwhile"):
         run(lake.folder)
-    own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
-    assert by_manifest(own) == in_main(lake, FIRST)
+    assert by_manifest(folder_of(lake.folder)) == in_main(lake, FIRST)
 
 
 def test_another_processs_marker_stays(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +371,7 @@ def test_another_processs_marker_stays(lake: StreamLake, monkeypatch: pytest.Mon
 def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
     accept(lake, FIRST, 3)
     run(lake.folder)
-    path = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_manifest.json"
+    path = folder_of(lake.folder) / "_manifest.json"
     manifest = Manifest.decode(str(path), path.read_bytes())
     hour: Any = replace(manifest)
     done = f"{manifest.delivery}\n".encode()
@@ -419,10 +407,8 @@ def test_an_hours_delivery_reports_progress_in_rows(
 @pytest.mark.parametrize("sizes", [[], [3], [10], [10, 1], [4, 25, 0, 7], [30]])
 def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[int]) -> None:
     numbers: Iterator[int] = iter(range(1000))
-    batches = [
-        pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(s)], pa.int64())})
-        for s in sizes
-    ]
+    some = (pa.array([next(numbers) for _ in range(size)], pa.int64()) for size in sizes)
+    batches = [pa.RecordBatch.from_pydict({"n": values}) for values in some]
     parts = [[n for batch in part for n in batch["n"].to_pylist()] for part in _parts(batches, 10)]
     assert [n for part in parts for n in part] == list(range(sum(sizes)))
     assert all(len(part) == 10 for part in parts[:-1])
@@ -444,18 +430,16 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
 def test_a_first_delivery_deletes_no_others_files(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: a root that Spark's file sink has filled was emptied, hour by hour."""
     accept(lake, HOURS[0], 10)
-    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    folder = folder_of(tmp_path, HOURS[0])
     folder.mkdir(parents=True)
     for name in ("part-00000-of-another-job.snappy.parquet", "notes.txt"):
         (folder / name).write_text("x")
     found = r"found notes\.txt, part-00000-of.*nothing was changed there: give"
     with pytest.raises(ConfigurationError, match=found):
         run(tmp_path)
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "notes.txt",
-        "part-00000-of-another-job.snappy.parquet",
-    ]
-    for path in folder.iterdir():
+    there = sorted(folder.iterdir())
+    assert [p.name for p in there] == ["notes.txt", "part-00000-of-another-job.snappy.parquet"]
+    for path in there:
         path.unlink()
     (folder / "_SUCCESS").touch()
     with pytest.raises(ConfigurationError, match="found _SUCCESS; nothing was changed there"):
@@ -476,10 +460,9 @@ def test_a_first_delivery_deletes_no_others_files(lake: StreamLake, tmp_path: Pa
 def test_a_file_elsewhere_is_not_deleted_by_its_name(
     lake: StreamLake, tmp_path: Path, file: str, is_absolute: bool
 ) -> None:
-    """The hazard: a writer of the target names files of the warehouse, and egress deletes
-    them with its own rights."""
+    """The hazard: a target's writer names files of the warehouse, which egress may delete."""
     accept(lake, HOURS[0], 10)
-    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    folder = folder_of(tmp_path, HOURS[0])
     run(tmp_path)
     accept(lake, HOURS[0], 9)
     others = [path for path in tmp_path.rglob("*.parquet") if not path.is_relative_to(folder)]
@@ -517,17 +500,9 @@ def test_a_killed_deliverys_files_are_listed(lake: StreamLake, tmp_path: Path, s
     kill_at(step.label, run, tmp_path)
     accept(lake, HOURS[0], 9)
     run(tmp_path)
-    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    folder = folder_of(tmp_path, HOURS[0])
     manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
-
-
-def test_a_delivery_that_was_only_finished_has_no_marker(lake: StreamLake, tmp_path: Path) -> None:
-    accept(lake, HOURS[0], 10)
-    kill_at(Step.EGRESS_NAMED.label, run, tmp_path)
-    run(tmp_path)
-    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
-    assert {p.name for p in folder.iterdir()} == {*parquet_in(folder), "_manifest.json", "_SUCCESS"}
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -589,8 +564,7 @@ def test_a_redelivery_is_refused_until_main_is_merged(lake: StreamLake, tmp_path
 
 
 def test_after_a_restore_folders_are_current(lake: StreamLake, tmp_path: Path) -> None:
-    """The hazard: the hour was blocked until the table's sequence numbers passed those of the
-    commits that it lost."""
+    """The hazard: the hour was blocked until new sequence numbers passed the lost ones."""
     accept(lake, HOURS[0], 10)
     run(tmp_path)
     shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
@@ -601,7 +575,7 @@ def test_after_a_restore_folders_are_current(lake: StreamLake, tmp_path: Path) -
     restored = replace(lake, lake=lake.again())
     accept(restored, HOURS[1], 9)
     assert [(d.hour, d.rows) for d in run(tmp_path)][-1] == (HOURS[1], 9)
-    folder = tmp_path / "export" / f"date={HOURS[1][:10]}" / f"hour={HOURS[1][11:]}"
+    folder = folder_of(tmp_path, HOURS[1])
     manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
     assert run(tmp_path) == []

@@ -15,12 +15,10 @@ DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o i
 
 def test_a_document_is_sent_by_another_version() -> None:
     row, nothing = (replace(DOCUMENTS[n], version=9) for n in (1, 0))
-    assert row.lines == (
-        b'{"index":{"_id":"t:0:1","version":9,"version_type":"external_gte"}}\n{"n":1}\n'
-    )
-    assert (
-        nothing.lines == b'{"delete":{"_id":"t:0:0","version":9,"version_type":"external_gte"}}\n'
-    )
+    expected = b'{"index":{"_id":"t:0:1","version":9,"version_type":"external_gte"}}\n{"n":1}\n'
+    assert row.lines == expected
+    wanted = b'{"delete":{"_id":"t:0:0","version":9,"version_type":"external_gte"}}\n'
+    assert nothing.lines == wanted
 
 
 def item(status: int, kind: str = "index", **error: Any) -> dict[str, Any]:
@@ -38,24 +36,21 @@ def test_each_document_of_an_answer_has_its_own_fate() -> None:
     found = read_answer(DOCUMENTS, {"errors": True, "items": items})
     assert [d.offset for d in found.overtaken] == [2]
     assert [d.offset for d in found.again] == [3]
-    assert [(d.offset, why) for d, why in found.refused] == [
-        (4, "400 mapper_parsing_exception: no number")
-    ]
+    expected = [(4, "400 mapper_parsing_exception: no number")]
+    assert [(d.offset, why) for d, why in found.refused] == expected
     blocked = [item(403, type="cluster_block_exception")] * 5
     assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
     with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
         read_answer(DOCUMENTS, {"items": items[:4]})
 
 
-def test_a_document_of_a_shard_without_an_answer_is_not_taken_as_deleted(
+def test_a_document_of_a_shard_without_an_answer_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # After a restore, its deletion would be left out, and a later reading's document would stay.
     index = Index(config.SearchCluster(url="http://search:9200"), "events")
-    docs: list[dict[str, Any]] = [
-        {"_id": "t:0:1", "_version": 9, "found": True},
-        {"_id": "t:0:2", "found": False},
-    ]
+    missing = {"_id": "t:0:2", "found": False}
+    docs: list[dict[str, Any]] = [{"_id": "t:0:1", "_version": 9, "found": True}, missing]
     monkeypatch.setattr(index, "_ask", lambda *_: {"docs": docs})
     assert index.versions(DOCUMENTS[:3]) == {"t:0:1": 9}
     docs.append({"_id": "t:0:3", "error": {"type": "no_shard_available_action_exception"}})

@@ -1,5 +1,4 @@
-"""The records of an hour in a topic: their order, and the position at which a process continues.
-Pure."""
+"""The records of an hour in a topic: order, and where a process continues. Pure."""
 
 import json
 from dataclasses import replace
@@ -70,8 +69,7 @@ def test_records_and_bytes_bound_them(at_most: int, max_bytes: int, expected: li
 
 
 def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
-    """The hazard: a log that lost its end gives its offsets again, and both records would have one
-    key downstream."""
+    """The hazard: a log that lost its end gives offsets again: two records have one key."""
     timeline = Timeline(FIRST, FIRST, {0: 0})
     once = plan_adopt(timeline, Position("T", {0: 100, 1: 7}), "T", {0: 90}, {})
     before, after = FIRST, once.timeline.open
@@ -79,17 +77,13 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
     assert timeline == Timeline.from_json(timeline.to_json())
     first = Identity("T", timeline.replaced_before(before, "T"))
     then = Identity("T", timeline.replaced_before(after, "T"))
-    assert {first.key_of(0, o) for o in range(90, 100)} & {
-        then.key_of(0, o) for o in range(90, 140)
-    } == set()
+    keys = {first.key_of(0, o) for o in range(90, 100)}
+    assert keys.isdisjoint(then.key_of(0, o) for o in range(90, 140))
     assert first.key_of(0, 95) == b"T:0:95"
     assert then.key_of(0, 95) == b"T~1:0:95"
     # What no other record has keeps the key that targets hold already.
-    assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == [
-        b"T:0:100",
-        b"T:0:89",
-        b"T:1:6",
-    ]
+    expected = [b"T:0:100", b"T:0:89", b"T:1:6"]
+    assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == expected
     # A second time.
     twice = plan_adopt(timeline, Position("T", {0: 97, 1: 9}), "T", {0: 92}, {}).timeline
     last = Identity("T", twice.replaced_before(shift(after, 1), "T"))
@@ -98,9 +92,8 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
 
 
 def test_a_log_that_lost_its_end_while_another_was_read_gives_other_identities_too() -> None:
-    away = plan_adopt(
-        Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9}), "U", {0: 0}, {}
-    ).timeline
+    begun, position = Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9})
+    away = plan_adopt(begun, position, "U", {0: 0}, {}).timeline
     back = plan_adopt(away, Position("U", {0: 4}), "T", {0: 5}, {}).timeline
     assert Identity("T", back.replaced_before(back.open, "T")).key_of(0, 6) == b"T~1:0:6"
     assert Identity("U", back.replaced_before(away.open, "U")).key_of(0, 6) == b"U:0:6"

@@ -1,5 +1,4 @@
-"""The difference of the two layers, by the files of a table: every kind of row, every type that a
-stream may have, and tables that evolved."""
+"""The difference of two layers by files: every kind of row, every type, evolved tables."""
 
 import pickle
 import random
@@ -58,10 +57,8 @@ class Layers:
         table = self.table
         before = {task.file.file_path for task in table.scan().plan_files()}
         own = {"ingest_hour": "2026-11-21T00", "event_date": 1}
-        full = [
-            own | {"id": "x", "kafka_partition": p, "kafka_offset": o} | values
-            for (p, o), values in rows
-        ]
+        own |= {"id": "x"}
+        full = [own | {"kafka_partition": p, "kafka_offset": o} | values for (p, o), values in rows]
         table.append(pa.Table.from_pylist(full, schema=schema_to_pyarrow(table.schema())))
         tasks = table.refresh().scan().plan_files()
         return [task.file for task in tasks if task.file.file_path not in before]
@@ -111,12 +108,11 @@ def test_columns_of_any_name_are_beside_nested_ones(tmp_path: Path, kind: str) -
     """The hazard: DuckDB takes a column, such as one of i1 to i13 of Criteo's data, for the item of
     a list or map: it fails, or compares the column in place of the item."""
     names = ", ".join(f"i{id} {kind}" for id in range(1, 25))
-    layers = Layers(
-        tmp_path, f"id STRING NOT NULL, m MAP<STRING, INT>, l ARRAY<STRUCT<a: INT>>, {names}"
-    )
+    nested = "m MAP<STRING, INT>, l ARRAY<STRUCT<a: INT>>"
+    layers = Layers(tmp_path, f"id STRING NOT NULL, {nested}, {names}")
     rows = [((0, o), {"m": [("k", o)], "l": [{"a": o}]}) for o in (1, 2, 3)]
-    changed = [rows[0], ((0, 2), {"m": [("k", 5)], "l": [{"a": 2}]}),
-               ((0, 3), {"m": [("k", 3)], "l": [{"a": 5}]})]  # fmt: skip
+    others = ({"m": [("k", 5)], "l": [{"a": 2}]}, {"m": [("k", 3)], "l": [{"a": 5}]})
+    changed = [rows[0], *(((0, o), values) for o, values in enumerate(others, 2))]
     diff = layers.compare(layers.write(rows), layers.write(changed)).diff
     assert diff.changed == 2
 
@@ -152,17 +148,12 @@ def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path
     found = layers.compare([], batch, unread={0: (2, 9)})
     diff = found.diff
     assert (found.speed_rows, diff.missing, diff.unread, diff.extra) == (0, 3, 1, 0)
-    assert [(s["kind"], s["partition"]) for s in diff.sample or ()] == [
-        ("missing", 0),
-        ("missing", 1),
-        ("unread", 0),
-    ]
+    sample = [(s["kind"], s["partition"]) for s in diff.sample or ()]
+    assert sample == [("missing", 0), ("missing", 1), ("unread", 0)]
     assert layers.compare([], []).diff == layers.compare(batch, batch).diff
 
 
-def test_of_dead_letters_only_the_places_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_dead_letters_places_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the bytes of an hour of dead letters, which do not fit into memory."""
     layers = Layers(tmp_path, "id STRING NOT NULL")
     batch, letters = layers.write([((0, 1), {})]), layers.write([((0, 1), {})])
@@ -182,8 +173,7 @@ def test_of_dead_letters_only_the_places_are_read(
 def test_every_kind_is_counted_wherever_among_the_offsets_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Against a plain count, over many blocks and files: most alike, some with one thing in them,
-    some with several."""
+    """Against a plain count, over blocks and files: most alike, some with a thing or several."""
     monkeypatch.setattr(layer_files, "_BLOCKS", at_once)
     monkeypatch.setattr(layer_files, "_TASK_ROWS", 2_500)
     dice, layers = random.Random(7), Layers(tmp_path, "id STRING NOT NULL, v STRING")
@@ -247,17 +237,17 @@ CHANGES: list[tuple[Values, Values]] = [
 def test_other_content_is_seen_in_every_type(tmp_path: Path) -> None:
     layers = Layers(tmp_path, NESTED)
     # Far apart: no block of offsets has two changes.
-    one, other = (
-        layers.write([((0, 10_000 * i), change[which]) for i, change in enumerate(CHANGES)])
-        for which in (0, 1)
+    sides = (
+        [((0, 10_000 * i), values) for i, values in enumerate(side)]
+        for side in zip(*CHANGES, strict=True)
     )
+    one, other = map(layers.write, sides)
     for files in (one, other):
         assert layers.compare(files, files).diff.changed == 0
     diff = layers.compare(one, other).diff
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
-    assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [
-        ("changed", 10_000 * i) for i in range(SAMPLE)
-    ]
+    sample = [(s["kind"], s["offset"]) for s in diff.sample or ()]
+    assert sample == [("changed", 10_000 * i) for i in range(SAMPLE)]
 
 
 BEFORE = (
@@ -335,6 +325,5 @@ def test_keys_are_found_by_their_hashes_and_by_their_places(tmp_path: Path) -> N
     assert 0 < len(find_keys(reader, files, key, hashes, 0)) < 3
     at = keys_at(reader, files, key, places([(0, 1), (0, 3), (1, 4)])).to_pylist()
     assert sorted((row["kafka_offset"], row["id"]) for row in at) == [(1, "b"), (3, "")]
-    assert (
-        len(find_keys(reader, [], key, hashes, 9)) == len(keys_at(reader, [], key, places([]))) == 0
-    )
+    assert len(find_keys(reader, [], key, hashes, 9)) == 0
+    assert len(keys_at(reader, [], key, places([]))) == 0

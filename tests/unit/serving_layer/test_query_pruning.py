@@ -1,5 +1,4 @@
-"""Files that a condition passes over hold no row that meets it: the answer is that of the rows
-themselves."""
+"""Files that a condition passes over hold no row of it: the answer is the rows' own."""
 
 import logging
 import math
@@ -44,17 +43,12 @@ DAY = datetime(2026, 11, 21)
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "event_date", DateType(), required=True),
-    NestedField(3, "ingest_hour", StringType(), required=True),
-    NestedField(4, "n", LongType()),
-    NestedField(5, "x", DoubleType()),
-    NestedField(6, "s", StringType()),
-    NestedField(7, "t", TimestamptzType()),
-    NestedField(8, "local", TimestampType()),
-    NestedField(9, "d", DateType()),
-    NestedField(10, "price", DecimalType(10, 2)),
-    NestedField(11, "flag", BooleanType()),
-    NestedField(12, "made", TimestamptzType()),
-)
+    NestedField(3, "ingest_hour", StringType(), required=True), NestedField(4, "n", LongType()),
+    NestedField(5, "x", DoubleType()), NestedField(6, "s", StringType()),
+    NestedField(7, "t", TimestamptzType()), NestedField(8, "local", TimestampType()),
+    NestedField(9, "d", DateType()), NestedField(10, "price", DecimalType(10, 2)),
+    NestedField(11, "flag", BooleanType()), NestedField(12, "made", TimestamptzType()),
+)  # fmt: skip
 SPEC = PartitionSpec(
     PartitionField(2, 1000, IdentityTransform(), "event_date"),
     PartitionField(3, 1001, IdentityTransform(), "ingest_hour"),
@@ -71,35 +65,25 @@ class Beside:
 
 
 def _row(id: int, file: int, i: int) -> dict[str, Any]:
-    """Values near the ends of what other files hold: nulls, NaN, infinities, long texts that bounds
-    cut, all-null columns."""
+    """Values near other files' ends: nulls, NaN, infinities, long texts, all-null columns."""
     at = DAY + timedelta(hours=file)
     return {
-        "id": id,
-        "event_date": date(2026, 11, 20 + file % 3),
-        "ingest_hour": f"2026-11-21T0{file}",
+        "id": id, "event_date": date(2026, 11, 20 + file % 3), "ingest_hour": f"2026-11-21T0{file}",
         "n": [file * 10 + i, None, -i][i % 3] if file != 3 else None,
-        "x": [file + i / 2, math.nan, None, -0.0, math.inf][(i + file) % 5]
-        if file != 4
-        else float(i),
-        "s": ["a" * 20 + chr(97 + file), f"p{file}{i}", None, "", "\U0010ffff" * 17, "é"][
-            i % (3 + file % 4)
-        ],
+        "x": [file + i / 2, math.nan, None, -0.0, math.inf][(i + file) % 5] if file != 4 else float(i),
+        "s": ["a" * 20 + chr(97 + file), f"p{file}{i}", None, "", "\U0010ffff" * 17, "é"][i % (3 + file % 4)],
         "t": (at + timedelta(minutes=i)).replace(tzinfo=UTC) if i % 4 else None,
-        "local": at + timedelta(seconds=i),
-        "d": date(2026, 11, 19 + i % 4),
+        "local": at + timedelta(seconds=i), "d": date(2026, 11, 19 + i % 4),
         "price": Decimal(file * 100 + i) / 100 if i % 5 else None,
-        "flag": [True, False, None][i % 3],
-        "made": at.replace(tzinfo=UTC),
-    }
+        "flag": [True, False, None][i % 3], "made": at.replace(tzinfo=UTC),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     folder = tmp_path_factory.mktemp("lake")
-    catalog = SqlCatalog(
-        "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
-    )
+    uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse"
+    catalog = SqlCatalog("lake", uri=uri, warehouse=warehouse)
     catalog.create_namespace("games")
     table = catalog.create_table(NAME, SCHEMA, partition_spec=SPEC)
     rows = [[_row(file * 100 + i, file, i) for i in range(7)] for file in range(6)]
@@ -117,10 +101,8 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
-    progress, sql = (
-        Progress(logging.getLogger(), "query", "files"),
-        f"SELECT id FROM {NAME} WHERE {where} ORDER BY id",
-    )
+    progress = Progress(logging.getLogger(), "query", "files")
+    sql = f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
     with open_query(sql, sources({NAME: beside.table}), progress=progress) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
     # How far it is was followed to its end, whatever files that were.
@@ -165,24 +147,18 @@ def _comparisons(draw: st.DrawFn) -> str:
         sides = [column, draw(literal)]
         return f" {operator} ".join(sides if form < 3 else sides[::-1])
     if form == 4:
-        return (
-            f"{column} {draw(st.sampled_from(['IN', 'NOT IN']))} "
-            f"({', '.join(draw(st.lists(literal, min_size=1)))})"
-        )
+        among = ", ".join(draw(st.lists(literal, min_size=1)))
+        return f"{column} {draw(st.sampled_from(['IN', 'NOT IN']))} ({among})"
     if form == 5:
-        return (
-            f"{column} {draw(st.sampled_from(['', 'NOT ']))}BETWEEN {draw(literal)} AND "
-            f"{draw(literal)}"
-        )
+        negated, low, high = draw(st.sampled_from(["", "NOT "])), draw(literal), draw(literal)
+        return f"{column} {negated}BETWEEN {low} AND {high}"
     if form == 6:
         return f"{column} IS {draw(st.sampled_from(['', 'NOT ']))}NULL"
     if form == 7:
         return f"{column} IS {draw(st.sampled_from(['', 'NOT ']))}DISTINCT FROM {draw(literal)}"
     if form == 8:
-        text, operator = (
-            draw(st.sampled_from(["s", "ingest_hour"])),
-            draw(st.sampled_from(["LIKE", "NOT LIKE", "ILIKE"])),
-        )
+        text = draw(st.sampled_from(["s", "ingest_hour"]))
+        operator = draw(st.sampled_from(["LIKE", "NOT LIKE", "ILIKE"]))
         return f"{text} {operator} {draw(st.sampled_from(_PATTERNS))}"
     return draw(st.sampled_from(_OTHERS))
 
@@ -206,9 +182,8 @@ _CONDITIONS = st.recursive(
 @given(where=_CONDITIONS)
 def test_a_condition_has_the_answer_of_all_rows(beside: Beside, where: str) -> None:
     try:
-        expected = beside.rows.sql(
-            f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
-        ).to_arrow_table()
+        sql = f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
+        expected = beside.rows.sql(sql).to_arrow_table()
     except duckdb.Error:
         return  # such as a text that is no time
     assert _ids(beside, where)[0] == expected["id"].to_pylist()
@@ -279,10 +254,9 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
 @pytest.mark.parametrize("rows", ["range(1)", "range(3)"])
 def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: str) -> None:
     text = f"repeat('x', {before}) || repeat('語', 200 + i::INT)"
-    with (
-        pytest.raises(ConfigurationError, match=r"^query: "),
-        open_query(f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)", {}) as answer,
-    ):
+    sql = f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)"
+    refused = pytest.raises(ConfigurationError, match=r"^query: ")
+    with refused, open_query(sql, {}) as answer:
         answer.rows.read_all()
 
 
@@ -294,11 +268,9 @@ def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: s
     ],
 )
 def test_a_name_that_a_statement_composes_is_refused(sql: str) -> None:
-    """The hazard: the table is not opened, since no name in the statement is its name, and has no
-    rows."""
+    """The hazard: no name in the statement is the table's: it is not opened, it has no rows."""
     rows = Derived("FROM temp.main.rows", {}, {"rows": ds.dataset(pa.table({"n": [1, 2]}))})
-    with (
-        pytest.raises(ConfigurationError, match="one that the statement composes; write it out"),
-        open_query(sql, {"games.events": lambda: rows}) as answer,
-    ):
+    found = "one that the statement composes; write it out"
+    refused = pytest.raises(ConfigurationError, match=found)
+    with refused, open_query(sql, {"games.events": lambda: rows}) as answer:
         answer.rows.read_all()

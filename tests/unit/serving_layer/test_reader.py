@@ -1,5 +1,4 @@
-"""Reads by people, with the command and from Python: the time and the hours they select, and the
-provenance of a result."""
+"""Reads by people, by command and from Python: their time, hours, and provenance."""
 
 import gc
 import json
@@ -49,16 +48,12 @@ COUNT = "SELECT count(*) AS n FROM games.events"
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open
-    hour has one."""
+    """HOUR is accepted with 4 rows, NEXT sealed and read with 6, the open hour has one."""
     made = new_proof(tmp_path)
     read(made, [event(0, o, HOUR, n=o) for o in range(4)], {0: 4})
     accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
-    read(
-        made,
-        [event(0, o, NEXT, event_date=date(2026, 11, 20 + o % 2)) for o in range(4, 10)],
-        {0: 10},
-    )
+    days = {o: date(2026, 11, 20 + o % 2) for o in range(4, 10)}
+    read(made, [event(0, o, NEXT, event_date=day) for o, day in days.items()], {0: 10})
     read(made, [event(0, 10, OPEN)], {0: 11})
     configure(made)
     return made
@@ -83,14 +78,11 @@ def number(one: StreamLake, *arguments: str) -> int:
 
 def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     sql = f"SELECT n, kafka_offset FROM {one.name} WHERE n < 2 ORDER BY n"
-    assert (
-        ask(one, sql).stdout
-        == "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
-    )
+    table = "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
+    assert ask(one, sql).stdout == table
     assert ask(one, sql, "--output", "csv").stdout == "n,kafka_offset\n0,0\n1,1\n"
-    assert json.loads(ask(one, sql, "--output", "json").stdout) == [
-        {"n": 0, "kafka_offset": 0}, {"n": 1, "kafka_offset": 1},
-    ]  # fmt: skip
+    rows = json.loads(ask(one, sql, "--output", "json").stdout)
+    assert rows == [{"n": 0, "kafka_offset": 0}, {"n": 1, "kafka_offset": 1}]
     out = one.folder / "r.parquet"
     assert ask(one, sql, "--output", "parquet", "--out", str(out)).exit_code == 0
     assert pq.read_table(out)["n"].to_pylist() == [0, 1]
@@ -100,9 +92,8 @@ def test_a_terminals_table_is_not_endless(one: StreamLake, monkeypatch: pytest.M
     sql = "SELECT i FROM range(1000) t(i)"
     assert ask(one, sql).stdout.count("\n") == 1002, "piped, it has every row"
     cut = ask(one, sql, "--limit", "3")
-    assert (cut.stdout.split(), cut.stderr) == (
-        ["i", "-", "0", "1", "2"], "the first 3 rows; --limit 0 shows all, --out FILE writes all\n",
-    )  # fmt: skip
+    assert cut.stdout.split() == ["i", "-", "0", "1", "2"]
+    assert cut.stderr == "the first 3 rows; --limit 0 shows all, --out FILE writes all\n"
     assert "the first" not in ask(one, sql, "--limit", "1000").stderr
     assert ask(one, sql, "--output", "csv", "--limit", "3").stdout.count("\n") == 1001
     monkeypatch.setattr("anabranch.cli.read._SHOWN_ROWS", 5)
@@ -125,7 +116,8 @@ def test_a_query_that_fails_late_leaves_the_file_as_it_was(one: StreamLake) -> N
 
 def test_a_time_selects_the_snapshot_of_main_at_that_time(one: StreamLake) -> None:
     before = made_at(one.table().snapshot_by_id(heads(one.table())["main"]) or pytest.fail())
-    _until_later(before)
+    while datetime.now(UTC) - before < timedelta(milliseconds=2):
+        pass  # Snapshots are stamped in milliseconds.
     read(one, [event(0, 11, OPEN)], {0: 12})
     assert number(one) == 12
     assert number(one, "--as-of", before.isoformat()) == 11
@@ -133,15 +125,8 @@ def test_a_time_selects_the_snapshot_of_main_at_that_time(one: StreamLake) -> No
     assert number(one, "--as-of", (before - timedelta(milliseconds=1)).isoformat()) == 10
 
 
-def _until_later(moment: datetime) -> None:
-    """Snapshots are stamped in milliseconds."""
-    while datetime.now(UTC) - moment < timedelta(milliseconds=2):
-        pass
-
-
 def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: StreamLake) -> None:
-    """The hazard: the oldest snapshot that is left is not what main was at any time before it was
-    made."""
+    """The hazard: before it was made, main was never what the oldest snapshot left shows."""
     table = one.table()
     first = made_at(min(table.snapshots(), key=lambda s: s.sequence_number or 0))
     rebuild(one, HOUR, BEFORE, 2, [event(0, 0, HOUR, n=9)])
@@ -154,8 +139,7 @@ def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: St
 
 
 def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_path: Path) -> None:
-    """The hazard: an hour that another seal sealed is taken for one of them, because its own tag is
-    gone."""
+    """The hazard: an hour of another seal is taken for one of them: its own tag is gone."""
     first = hour_of(datetime.now(UTC) - timedelta(hours=4))
     one = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
     configure(one)
@@ -163,9 +147,8 @@ def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_pa
     sealing.seal(one.publisher, Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
     last = shift(one.state().timeline.open, -1)
     assert last > shift(first, 1)
-    assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [
-        f"main-{last}"
-    ]
+    refs = one.table().metadata.refs
+    assert [name for name in refs if name.startswith("main-")] == [f"main-{last}"]
     read(one, [event(0, 1, one.state().timeline.open)], {0: 2})
     for hour in (first, shift(first, 1), last):
         assert number(one, "--as-of", f"main-{hour}") == 1
@@ -175,8 +158,7 @@ def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_pa
     before = ask(one, COUNT, "--as-of", f"main-{shift(first, -1)}")
     assert (before.exit_code, f"found 'main-{shift(first, -1)}'" in before.output) == (2, True)
     # Another seal, whose own tag is gone by now.
-    other = decide(shift(first, 1), "sealed", 0, None, NOW, "other-seal")
-    record(one, other)
+    record(one, decide(shift(first, 1), "sealed", 0, None, NOW, "other-seal"))
     gone = ask(one, COUNT, "--as-of", f"main-{shift(first, 1)}")
     assert (gone.exit_code, "tags expire)" in gone.output) == (2, True)
 
@@ -214,20 +196,15 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
         (["--hour", NEXT, "--revision", "1"], "found 1 (known: none)"),
         (["--hour", HOUR], "--hour HOUR together"),
         (["--hour", "x", "--revision", "1"], "expected a UTC hour"),
-        (
-            ["--hour", HOUR, "--revision", "1", "--only-accepted"],
-            "expected no as-of and no only-accepted",
-        ),
-    ):
+        (["--hour", HOUR, "--revision", "1", "--only-accepted"], "expected no as-of and no only-accepted"),
+    ):  # fmt: skip
         done = ask(one, COUNT, *arguments)
         assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
-    done = ask(
-        one, f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'", "--explain", "--output",
-        "csv",
-    )  # fmt: skip
+    sql = f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'"
+    done = ask(one, sql, "--explain", "--output", "csv")
     [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
     assert (table, files, all_files) == ("games.events", "1", "4")
     assert int(columns) < int(size) < int(all_size)
@@ -236,26 +213,18 @@ def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
 
 def test_provenance_by_ingest_hour(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
-    assert [(h.hour, h.layer, h.revision, h.complete, h.rows) for h in found.hours] == [
-        (HOUR, "batch", 1, True, 4),
-        (NEXT, "speed", None, True, 6),
-        (OPEN, "speed", None, False, 1),
+    assert [(h.hour, h.layer, h.revision, h.complete, h.rows, h.note) for h in found.hours] == [
+        (HOUR, "batch", 1, True, 4, None),
+        (NEXT, "speed", None, True, 6, "not accepted yet"),
+        (OPEN, "speed", None, False, 1, "the hour is not sealed: more may come"),
     ]
-    assert [h.note for h in found.hours] == [
-        None,
-        "not accepted yet",
-        "the hour is not sealed: more may come",
-    ]
+    line = [HOUR, "batch", "1", "yes", "1", "4"]
     done = ask(one, f"{COUNT} WHERE ingest_hour = '{HOUR}'", "--provenance")
-    assert [HOUR, "batch", "1", "yes", "1", "4"] in [
-        line.split() for line in done.stdout.splitlines()
-    ]
+    assert line in [shown.split() for shown in done.stdout.splitlines()]
     assert NEXT not in done.stdout
     done = ask(one, COUNT, "--provenance", "--hour", HOUR, "--revision", "1", "--output", "json")
     assert json.loads(done.stdout) == [{"n": 4}]
-    assert [HOUR, "batch", "1", "yes", "1", "4"] in [
-        line.split() for line in done.stderr.splitlines()
-    ]
+    assert line in [shown.split() for shown in done.stderr.splitlines()]
 
 
 def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
@@ -263,33 +232,24 @@ def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
     now = anabranch.open("events", conf=one.folder).provenance(hours=NEXT)
-    assert [(h.layer, h.revision, h.note) for h in was.hours] == [
-        ("speed", None, "not accepted yet")
-    ]
-    assert [(h.layer, h.revision, h.note) for h in now.hours] == [("batch", 1, None)]
+    for shown, expected in ((was, ("speed", None, "not accepted yet")), (now, ("batch", 1, None))):
+        assert [(h.layer, h.revision, h.note) for h in shown.hours] == [expected]
 
 
 def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> None:
     state = one.state()
-    forgotten = replace(
-        state,
-        accepted={},
-        settled_before=NEXT,
-        timeline=replace(state.timeline, sealed={NEXT: CUT}),
-    )
+    timeline = replace(state.timeline, sealed={NEXT: CUT})
+    forgotten = replace(state, accepted={}, settled_before=NEXT, timeline=timeline)
     assert Shown(forgotten).accepted_hours() == {HOUR}
     record(one, decide(HOUR, "accepted", 5, BEFORE, NOW, served="batch", good=4))
-    hours = [HOUR, NEXT]
-    assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {
-        HOUR: 5
-    }
+    shown, now = Shown(forgotten), datetime.now(UTC)
+    assert accepted_revisions(one.lake, one.stream, shown, [HOUR, NEXT], now) == {HOUR: 5}
 
 
 def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
     events = anabranch.open("events", conf=one.folder)
-    assert events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on").to_pydict() == {
-        "n": [2, 3]
-    }
+    some = events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on")
+    assert some.to_pydict() == {"n": [2, 3]}
     assert events.arrow(hours=(HOUR, NEXT)).num_rows == 10
     assert sorted(events.pandas(columns=["n"], hours=HOUR)["n"]) == [0, 1, 2, 3]
     assert anabranch.open("events", conf=one.folder, only_accepted=True).arrow().num_rows == 4
@@ -316,18 +276,12 @@ def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path)
 
 
 def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> None:
-    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(
-        columns=["n", "ingest_hour"]
-    )
+    events = anabranch.open("events", conf=one.folder, only_accepted=True)
+    relation = events.duckdb(columns=["n", "ingest_hour"])
     gc.collect()
     assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]
-
-
-def test_a_relation_returns_times_as_python_objects(one: StreamLake) -> None:
-    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(
-        columns=["kafka_timestamp"]
-    )
-    times = [row[0] for row in relation.fetchall()]
+    # Times are Python's.
+    times = [row[0] for row in events.duckdb(columns=["kafka_timestamp"]).fetchall()]
     assert {time.utcoffset() for time in times} == {timedelta(0)}
 
 
@@ -341,12 +295,9 @@ def test_a_dataset_is_of_any_connection_and_of_what_the_handle_selects(one: Stre
 def test_watermarks_are_those_of_now_or_of_then(one: StreamLake) -> None:
     then = str(heads(one.table())["main"])
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    assert anabranch.open("events", conf=one.folder).watermarks() == Watermarks(
-        NEXT, start_of(OPEN)
-    )
-    assert anabranch.open("events", conf=one.folder, as_of=then).watermarks() == Watermarks(
-        HOUR, start_of(OPEN)
-    )
+    now, was = (anabranch.open("events", conf=one.folder, as_of=at) for at in (None, then))
+    assert now.watermarks() == Watermarks(NEXT, start_of(OPEN))
+    assert was.watermarks() == Watermarks(HOUR, start_of(OPEN))
 
 
 def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:

@@ -35,9 +35,7 @@ def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset, progress: Pr
     assert progress._done == FILES
 
 
-def test_a_condition_selects_the_rows_that_the_scanner_selects(
-    files: ds.Dataset, progress: Progress
-) -> None:
+def test_a_condition_selects_the_scanners_rows(files: ds.Dataset, progress: Progress) -> None:
     condition = (ds.field("file") == 2) & (ds.field("n") < 3)
     followed = FollowedScan(files.scanner(columns=["n"], filter=condition), FILES, progress)
     assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}

@@ -73,11 +73,8 @@ class Log(Broker):
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """4 records of HOUR, 6 of NEXT, 4 of the hour after it."""
-    stamps = [
-        int(end_of(hour).timestamp() * 1000) - 1000
-        for hour, count in ((HOUR, 4), (NEXT, 6), (OPEN, 4))
-        for _ in range(count)
-    ]
+    hours = [HOUR] * 4 + [NEXT] * 6 + [OPEN] * 4
+    stamps = [int(end_of(hour).timestamp() * 1000) - 1000 for hour in hours]
     made = Log(log={0: stamps, 1: []})
     monkeypatch.setattr("anabranch.kafka.client.KafkaAdapter", lambda kafka: made)
     return made
@@ -85,8 +82,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """HOUR is accepted; the speed layer has read NEXT up to offset 7, and HOUR before it was
-    rebuilt."""
+    """HOUR is accepted; speed has read NEXT to offset 7, and HOUR before the rebuild."""
     made = new_proof(tmp_path)
     # As a position that was set back: NEXT is sealed.
     read(made, [event(0, o, HOUR, n=o) for o in range(4)], {0: 4})
@@ -190,17 +186,13 @@ def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> 
         then_topic(one)
 
 
-def test_hours_of_a_long_standstill_are_decided(
-    one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_of_a_standstill(one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
     hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
     assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}
 
 
-def test_a_consumer_continues_after_main(
-    one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_consumer_continues(one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.job.KafkaAdapter", lambda kafka: log)
 
     def position(form: str) -> Any:
@@ -216,9 +208,8 @@ def test_a_consumer_continues_after_main(
     third = Cut("t", {0: (10, 14), 1: (0, 0)})
     timeline = replace(one.state().timeline, open=shift(OPEN, 1), start={0: 14, 1: 0})
     state = replace(one.state(), timeline=timeline)
-    publish = one.accept(
-        stage_rows(one, [event(0, o, OPEN) for o in range(10, 14)]), OPEN, Accepted(1, third), state
-    )
+    staged = stage_rows(one, [event(0, o, OPEN) for o in range(10, 14)])
+    publish = one.accept(staged, OPEN, Accepted(1, third), state)
     one.publish(publish)
     assert offsets(then_topic(one)) == list(range(14))
     spark = position("spark")
@@ -233,13 +224,9 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
         return CliRunner().invoke(main, ["query", *arguments, "--conf", str(one.folder)])
 
     done = ask(COUNT, "--live")
-    assert done.stdout.splitlines() == [
-        " n  offsets",
-        "--  -------",
-        "13       13",
-        f"games.events: snapshot {heads(one.table())['main']}, then 6 records of the topic (left "
-        "out: 1 dead letters)",
-    ], done.output
+    left = f"games.events: snapshot {heads(one.table())['main']}, then 6 records of the topic (left out: 1 dead letters)"
+    expected = [" n  offsets", "--  -------", "13       13", left]
+    assert done.stdout.splitlines() == expected, done.output
     assert json.loads(ask(COUNT, "--output", "json").stdout)[0]["n"] == 7
     live = ask(COUNT, "--live", "--only-accepted", "--output", "json")
     assert json.loads(live.stdout) == [{"n": 13, "offsets": 13}]
@@ -250,9 +237,7 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
     assert (revision.exit_code, "found --revision" in revision.output) == (2, True)
 
 
-def test_a_live_query_keeps_neither_the_records_nor_the_dead_letters(
-    one: StreamLake, log: Log
-) -> None:
+def test_a_live_query_keeps_no_records_and_no_dead_letters(one: StreamLake, log: Log) -> None:
     """The hazard: a process of many queries, and a topic of dead letters alone."""
     log.bad = {8: b"{", 11: None}
     reader, tails = anabranch.open("events", conf=one.folder).reader, list[Any]()

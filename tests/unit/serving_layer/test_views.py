@@ -1,5 +1,4 @@
-"""Views: equal to a GROUP BY over `main` at any moment, whatever was filled, killed, restated or
-given away."""
+"""Views equal a GROUP BY over `main` at any moment, whatever is filled, killed or restated."""
 
 import json
 import os
@@ -152,12 +151,9 @@ class Story:
         state = self.one.state()
         before, hour = state.timeline, state.timeline.open
         self.cuts[hour] = Cut("t", {0: (before.start[0], self.offset)})
-        timeline = replace(
-            before,
-            open=shift(hour, 1),
-            start={0: self.offset},
-            sealed=before.sealed | {hour: self.cuts[hour]},
-        )
+        sealed = before.sealed | {hour: self.cuts[hour]}
+        start = {0: self.offset}
+        timeline = replace(before, open=shift(hour, 1), start=start, sealed=sealed)
         self.one.change(Change("speed"), timeline=timeline, state=state)
         return True
 
@@ -170,8 +166,7 @@ class Story:
         return self._rebuild(self.dice.choice(accepted)) if accepted else None
 
     def _rebuild(self, hour: str) -> bool:
-        """The batch layer publishes an hour, which may lack rows that repeat others; then it may be
-        killed."""
+        """The batch layer publishes an hour, perhaps without repeated rows, and may be killed."""
         rows = [row for row in self.rows[hour] if self.dice.random() < 0.8]
         state = self.one.state()
         self.revisions[hour] += 1
@@ -199,8 +194,7 @@ class Story:
         return True
 
     def fill_late(self) -> bool | None:
-        """A process that computed partials and was paused while an hour was restated and another
-        process filled it."""
+        """A process was paused with partials, while an hour was restated and filled by another."""
         lake, stream = self.one.lake, self.one.stream
         view, state = self.dice.choice(stream.views), self.one.state()
         hours = partial_hours(lake, stream, view, state)
@@ -235,15 +229,13 @@ def main_rows(one: StreamLake) -> list[dict[str, Any]]:
 
 
 def grouped(one: StreamLake, view: View) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The view by a GROUP BY of Python's over `main`, and completeness by asking for each
-    window."""
+    """The view by Python's GROUP BY over `main`; completeness by asking for each window."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     width = int(view.window.total_seconds())
     for row in main_rows(one):
         at = row["at"]
-        start = (
-            datetime.fromtimestamp(at.timestamp() // width * width, UTC) if at is not None else None
-        )
+        begun = at.timestamp() // width * width if at is not None else None
+        start = datetime.fromtimestamp(begun, UTC) if begun is not None else None
         groups[start, *(row[name] for name in view.group)].append(row)
     state = one.state()
     return {key: aggregated(one.stream, view, state, key, rows) for key, rows in groups.items()}
@@ -310,12 +302,12 @@ def test_a_view_is_a_group_by_always(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert read(story.one, view) == grouped(story.one, view), (moment, story.happened)
         hours = partial_hours(story.one.lake, stream, view, story.one.state())
         story.happened["read from partials"] += bool(hours.taken)
-        story.happened["read from partials and rows of accepted hours"] += bool(
-            hours.taken and hours.lacking
+        both, forgotten = (
+            hours.taken and hours.lacking,
+            hours.taken - story.one.state().accepted.keys(),
         )
-        story.happened["forgotten hours read from partials"] += bool(
-            hours.taken - story.one.state().accepted.keys()
-        )
+        story.happened["read from partials and rows of accepted hours"] += bool(both)
+        story.happened["forgotten hours read from partials"] += bool(forgotten)
     # The hazards happened.
     assert min(story.happened.values()) > 0
     assert len(story.happened) == 11
@@ -323,9 +315,8 @@ def test_a_view_is_a_group_by_always(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def new_story(folder: Path, **views: Any) -> Story:
     """A lake with three accepted hours that are not filled, and a running one."""
-    story = Story(
-        new_lake(folder, with_views(**(views or {"per_minute": PER_MINUTE}))), random.Random(7)
-    )
+    of_views = with_views(**(views or {"per_minute": PER_MINUTE}))
+    story = Story(new_lake(folder, of_views), random.Random(7))
     for _ in range(3):
         story.receive()
         story.seal()
@@ -346,13 +337,10 @@ def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> 
     assert fill(one.lake, one.stream, view) == 3
     hours = {shift(FIRST, n) for n in range(3)}
     assert taken(one) == hours
-    with reader(one).query(
-        f"SELECT sum(events) FROM {one.stream.view_table(view)}", Selection()
-    ) as answer:
+    sql = f"SELECT sum(events) FROM {one.stream.view_table(view)}"
+    with reader(one).query(sql, Selection()) as answer:
         answer.rows.read_all()
-    opened = {
-        planned.name: {p for scan in planned.scans for p in scan.files} for planned in answer.files
-    }
+    opened = {p.name: {file for scan in p.scans for file in scan.files} for p in answer.files}
     by_hour = {name: {f.partition[-1] for f in files} for name, files in opened.items()}
     assert by_hour == {one.stream.partials_table(view): hours, one.name: {shift(FIRST, 3)}}
     assert fill(one.lake, one.stream, view) == 0, "filled again, there is nothing to do"
@@ -362,11 +350,8 @@ FILLING = [
     *(step for step in Step if step.label.startswith("view.")),
     Step.COMMIT_ANSWER_LOST,
     Step.COMMIT_LANDED,
-    *(
-        pytest.param(step, marks=pytest.mark.full)
-        for step in (Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST)
-    ),
-]
+    *(pytest.param(step, marks=pytest.mark.full) for step in (Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST)),
+]  # fmt: skip
 
 
 def _fill_into(folder: Path, stream: Stream) -> None:
@@ -375,8 +360,7 @@ def _fill_into(folder: Path, stream: Stream) -> None:
 
 
 def fill_into(one: StreamLake, step: Step, number: int) -> None:
-    """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on
-    as the step says."""
+    """Fill in another process, an hour in a commit; the step kills it, or lets it live."""
     code = run_armed(f"{step.label}:{number}", _fill_into, one.folder, one.stream)
     assert code == (-signal.SIGKILL if step.dies else 0)
 
@@ -415,26 +399,21 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
         [view] = other.stream.views
         assert taken(other) == set()
         assert read(other, view) == grouped(other, view)
-        lacks = set(table_schemas.partials_schema(other.stream, view).column_names) - set(
-            one.lake.load(one.stream.partials_table(view)).schema().column_names
-        )
+        wanted = table_schemas.partials_schema(other.stream, view)
+        name = one.stream.partials_table(view)
+        lacks = {*wanted.column_names} - {*one.lake.load(name).schema().column_names}
         if lacks:
             with pytest.raises(Terminal, match="run `anabranch apply events`"):
                 fill(other.lake, other.stream, view)
-            apply.evolve(
-                one.lake,
-                one.stream.partials_table(view),
-                Columns(table_schemas.partials_schema(other.stream, view), ""),
-            )
+            apply.evolve(one.lake, name, Columns(wanted, ""))
         assert fill(other.lake, other.stream, view) == 3
         assert len(taken(other)) == 3
         assert read(other, view) == grouped(other, view)
     aggregates = {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}  # type: ignore[dict-item]
     renamed = PER_MINUTE | {"aggregates": aggregates}
     before, after = with_views(per_minute=PER_MINUTE), with_views(per_minute=renamed)
-    assert before.definition(before.views[0]) == after.definition(after.views[0]), (
-        "made of the same partials"
-    )
+    why = "made of the same partials"
+    assert before.definition(before.views[0]) == after.definition(after.views[0]), why
 
 
 def test_a_branch_set_back_and_restated_is_not_what_it_was(tmp_path: Path) -> None:
@@ -485,9 +464,8 @@ def test_several_acceptances_of_a_revision_are_ambiguous() -> None:
 
 
 def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
-    story = new_story(
-        tmp_path, sums={"window": "1 day", "aggregates": {"whole": "sum(n)", "mean": "average(n)"}}
-    )
+    sums = {"window": "1 day", "aggregates": {"whole": "sum(n)", "mean": "average(n)"}}
+    story = new_story(tmp_path, sums=sums)
     one, [view] = story.one, story.one.stream.views
     total = sum(row["n"] or 0 for row in main_rows(one))
     assert total > 2**63
@@ -497,10 +475,8 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     wide = "id STRING NOT NULL, at TIMESTAMP, n DECIMAL(38,0)"
     bounds = EventTime(column="at", past=PAST, future=FUTURE)
     views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
-    other = new_lake(
-        tmp_path / "wide",
-        new_stream(schema=wide, event_time=bounds, views=views),
-    )
+    stream = new_stream(schema=wide, event_time=bounds, views=views)
+    other = new_lake(tmp_path / "wide", stream)
     last = Story(other, random.Random(1))
     values = {
         "id": "a", "at": start_of(FIRST), "n": Decimal(10**38 - 1), "kafka_partition": 0,
@@ -561,10 +537,9 @@ def test_a_window_is_complete_when_all_its_hours_are_accepted(data: st.DataObjec
     bounds = EventTime(column="at", past=past, future=future)
     hours = hours_between(FIRST, shift(FIRST, 12))
     waiting = data.draw(st.sets(st.sampled_from(hours)))
-    state = new_state(
-        Timeline(FIRST, shift(FIRST, 12), {}, sealed={h: Cut("t", {}) for h in waiting}),
-        settled_before=shift(FIRST, 12),
-    )
+    sealed = {h: Cut("t", {}) for h in waiting}
+    timeline = Timeline(FIRST, shift(FIRST, 12), {}, sealed=sealed)
+    state = new_state(timeline, settled_before=shift(FIRST, 12))
     start = start_of(FIRST) + timedelta(minutes=data.draw(st.integers(-600, 900)))
     end = start + timedelta(minutes=data.draw(st.integers(1, 200)))
     first, last = plan_hours(bounds, start, end)
@@ -587,9 +562,8 @@ def test_merged_sketches_of_parts_equal_a_sketch_of_all() -> None:
 
 
 def test_the_digest_of_files_is_of_their_names_alone() -> None:
-    assert digest_of(["s3://a/x/1.parquet", "s3://a/y/2.parquet"]) == digest_of(
-        ["file:///b/2.parquet", "b/1.parquet"]
-    )
+    found = digest_of(["s3://a/x/1.parquet", "s3://a/y/2.parquet"])
+    assert found == digest_of(["file:///b/2.parquet", "b/1.parquet"])
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
 
 
@@ -597,9 +571,8 @@ def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path
     one = new_story(tmp_path).one
     [view] = one.stream.views
     hours = partial_hours(one.lake, one.stream, view, one.state())
-    never_named = write_files(
-        hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {}
-    )
+    computed = compute(one.stream, view, one.state(), hours, hours.lacking)
+    never_named = write_files(hours.partials, computed, {})
     fill(one.lake, one.stream, view)
     before = read(one, view)
     done = maintain(job(one), datetime.now(UTC) + timedelta(days=4))
@@ -661,21 +634,16 @@ def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Pat
         return said("query", *arguments, "--conf", str(tmp_path), expect=expect)
 
     [found] = filling.fill_status(one.lake, one.stream)
-    assert found == filling.FilledView(
-        one.stream.views[0].name,
-        f"{one.name}_per_minute",
-        0,
-        tuple(shift(FIRST, n) for n in range(3)),
-    )
+    first = tuple(shift(FIRST, n) for n in range(3))
+    name = one.stream.views[0].name
+    assert found == filling.FilledView(name, f"{one.name}_per_minute", 0, first)
     filling.try_fill(one.lake, one.stream)
     [found] = filling.fill_status(one.lake, one.stream)
     assert (found.filled, found.lacking) == (3, ())
 
     shown = {row["name"] for row in json.loads(ask("SHOW TABLES", "--output", "json"))}
-    assert {
-        f"games.{name}"
-        for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")
-    } == shown
+    names = ("events", "events_hours", "events_dead_letters", "events_per_minute")
+    assert shown == {f"games.{name}" for name in names}
     listed = json.loads(ask("SHOW ALL TABLES", "--output", "json"))
     [columns] = [row["column_names"] for row in listed if row["name"] == "events_per_minute"]
     assert "window_start" in columns and "events" in columns
@@ -697,8 +665,6 @@ def test_a_view_has_no_records_of_the_topic(tmp_path: Path) -> None:
     stream = with_views(per_minute=PER_MINUTE)
     reader = Reader(Lake(new_environment(tmp_path)), {stream.table: stream})
     view = stream.view_table(stream.views[0])
-    with (
-        pytest.raises(ConfigurationError, match="leave --live out, or query the table"),
-        reader.query(f"FROM {view}", Selection(), tails=[]),
-    ):
+    refused = pytest.raises(ConfigurationError, match="leave --live out, or query the table")
+    with refused, reader.query(f"FROM {view}", Selection(), tails=[]):
         pass
