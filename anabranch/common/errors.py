@@ -77,7 +77,12 @@ class NoTopicIds(ConfigurationError):
 
 
 class MetadataGone(ConfigurationError):
-    """The catalog names a metadata file that storage does not have."""
+    """The catalog names a metadata file that storage does not have; or, if `is_damaged`, one that
+    cannot be read, perhaps of a later format."""
+
+    def __init__(self, message: str, is_damaged: bool = False) -> None:
+        super().__init__(message)
+        self.is_damaged = is_damaged
 
 
 class FileGone(ConfigurationError):

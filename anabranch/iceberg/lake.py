@@ -234,8 +234,9 @@ class Lake:
                 raise
             except Exception as error:
                 message = one_line(error)
+                is_damaged = _NO_METADATA in message
                 is_gone = isinstance(error, FileNotFoundError) or _NO_FILE in message
-                if not is_gone and _NO_METADATA not in message:
+                if not (is_gone or is_damaged):
                     if isinstance(error, NoSuchTableError):
                         return None
                     raise explain(f"load table {name}", error) from error
@@ -245,7 +246,8 @@ class Lake:
                         f"table {name}: expected the metadata file that the catalog names, found "
                         f"{message}; if the bucket was restored to an earlier time, stop the "
                         "stream's jobs and run `anabranch apply STREAM --register`, which takes "
-                        "the newest available metadata file"
+                        "the newest available metadata file",
+                        is_damaged,
                     ) from error
                 gone = message
 
@@ -276,9 +278,9 @@ class Lake:
                     try:
                         table = self.find(name)
                     except MetadataGone as error:
-                        # Of a file that is there, perhaps of a later format, the table may be in
-                        # use: maintenance of another one would delete its files as orphans.
-                        if _NO_METADATA in str(error):
+                        # A table that another program can read is in use: without its files,
+                        # maintenance of another table would delete them as orphans.
+                        if error.is_damaged:
                             raise
                         continue
                     if table is not None:
