@@ -5,10 +5,12 @@ The central property: the hour under which the speed layer published an offset i
 cut that holds it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any, Self
 
+import pytest
 from brokers import Broker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +29,8 @@ from speed_layer.plan import HourToRead, Skip, assign, chunks, plan_catch_up, wi
 BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 MISSING = -1
+# The name of a method of `World`, and its arguments.
+Step = tuple[Any, ...]
 
 
 def millis(when: datetime) -> int:
@@ -201,6 +205,42 @@ class World(Broker):
         self.timeline, self.position = Timeline.from_json(timeline.to_json()), position
         self.check()
 
+    # Steps: what a test or Hypothesis chooses, by name
+
+    def append(self, partition: int, minutes: int | None, count: int) -> None:
+        """`count` records stamped `minutes` from the clock; None is a record without a timestamp."""
+        stamp = MISSING if minutes is None else millis(self.now + minutes * MINUTE)
+        self.log.setdefault(partition if partition in self.log else 0, []).extend([stamp] * count)
+
+    def tick(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def read(self, a: int, b: int, back: bool) -> None:
+        if back:
+            self.come_back()
+        self.speed(dict.fromkeys(self.log, b) | {0: a})
+
+    def answer(self, who: str) -> None:
+        self.answers[who] = self.ask(self.grace if who == "batch" else timedelta(0))
+
+    def add_partition(self) -> None:
+        if len(self.log) < 4:
+            self.log[len(self.log)] = []
+
+    def hold(self, partition: int) -> None:
+        """An open transaction: nothing behind its first record is decided. It holds back what comes
+        after it began, never what was decided before."""
+        self.held_at.setdefault(partition, len(self.log[partition]))
+
+    def release(self) -> None:
+        self.held_at.clear()
+
+    def take(self, *steps: Step) -> Self:
+        for name, *arguments in steps:
+            getattr(self, name)(*arguments)
+            self.check()
+        return self
+
     # What must hold after every publish
 
     def check(self) -> None:
@@ -244,83 +284,6 @@ class World(Broker):
         self.check()
 
 
-@dataclass(frozen=True)
-class Step:
-    name: str
-    do: Callable[[World], None]
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def append(partition: int, minutes: int | None, count: int) -> Step:
-    """`count` records stamped `minutes` from the clock; None is a record without a timestamp."""
-
-    def do(world: World) -> None:
-        stamp = MISSING if minutes is None else millis(world.now + minutes * MINUTE)
-        world.log.setdefault(partition if partition in world.log else 0, []).extend([stamp] * count)
-
-    return Step(f"append({partition}, {minutes}, {count})", do)
-
-
-def tick(seconds: int) -> Step:
-    def do(world: World) -> None:
-        world.now += timedelta(seconds=seconds)
-
-    return Step(f"tick({seconds})", do)
-
-
-def speed(a: int, b: int, back: bool) -> Step:
-    def do(world: World) -> None:
-        if back:
-            world.come_back()
-        world.speed(dict.fromkeys(world.log, b) | {0: a})
-
-    return Step(f"speed({a}, {b}, {back})", do)
-
-
-def ask(who: str) -> Step:
-    def do(world: World) -> None:
-        world.answers[who] = world.ask(world.grace if who == "batch" else timedelta(0))
-
-    return Step(f"ask({who!r})", do)
-
-
-def seal() -> Step:
-    return Step("seal()", World.seal)
-
-
-def accept(which: int) -> Step:
-    return Step(f"accept({which})", lambda world: world.accept(which))
-
-
-def add_partition() -> Step:
-    def do(world: World) -> None:
-        if len(world.log) < 4:
-            world.log[len(world.log)] = []
-
-    return Step("add_partition()", do)
-
-
-def hold(partition: int) -> Step:
-    """An open transaction: nothing behind its first record is decided."""
-
-    def do(world: World) -> None:
-        # A transaction holds back what comes after it began, never what was decided before.
-        if partition not in world.held_at:
-            world.held_at[partition] = len(world.log[partition])
-
-    return Step(f"hold({partition})", do)
-
-
-def release() -> Step:
-    return Step("release()", lambda world: world.held_at.clear())
-
-
-def adopt(kept: dict[int, int] | None) -> Step:
-    return Step(f"adopt({kept})", lambda world: world.adopt(kept))
-
-
 YEARS_AHEAD = 4 * 365 * 24 * 60
 STAMPS = st.one_of(
     st.just(0), st.none(), st.integers(-10, 10), st.integers(-300, 300), st.just(YEARS_AHEAD),
@@ -328,14 +291,20 @@ STAMPS = st.one_of(
 )  # fmt: skip
 # Clocks of two machines may differ by half a minute, so the clock that decides may seem to go back.
 TICKS = st.one_of(st.integers(1, 600), st.integers(600, 4 * 3600), st.integers(-30, 30))
+
+
+def step(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    return st.tuples(st.just(name), *arguments)
+
+
+APPEND = step("append", st.integers(0, 3), STAMPS, st.integers(1, 4))
+READ = step("read", st.integers(0, 5), st.integers(0, 5), st.booleans())
+TICK = step("tick", TICKS)
+ANSWER = step("answer", st.sampled_from(["speed", "batch"]))
+SEAL, ADD_PARTITION = step("seal"), step("add_partition")
 STEPS = st.one_of(
-    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)),
-    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)), st.builds(tick, TICKS),
-    st.builds(tick, TICKS), st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
-    st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
-    st.builds(ask, st.sampled_from(["speed", "batch"])), st.builds(seal),
-    st.builds(accept, st.integers(0, 3)), st.builds(add_partition),
-    st.builds(hold, st.integers(0, 1)), st.builds(release),
+    APPEND, APPEND, TICK, TICK, READ, READ, ANSWER, SEAL, step("accept", st.integers(0, 3)),
+    ADD_PARTITION, step("hold", st.integers(0, 1)), step("release"),
 )  # fmt: skip
 GRACES = st.sampled_from([timedelta(0), timedelta(seconds=10), 2 * MINUTE, 90 * MINUTE])
 
@@ -343,13 +312,8 @@ GRACES = st.sampled_from([timedelta(0), timedelta(seconds=10), 2 * MINUTE, 90 * 
 AT_ONCE = st.sampled_from([None, None, 1, 2])
 
 
-def play(steps: list[Step], grace: timedelta = timedelta(0), at_once: int | None = None) -> World:
-    world = World(grace=grace, at_once=at_once)
-    for step in steps:
-        step.do(world)
-        world.check()
-    world.finish()
-    return world
+def play(steps: list[Step], grace: timedelta = timedelta(0), at_once: int | None = None) -> None:
+    World(grace=grace, at_once=at_once).take(*steps).finish()
 
 
 @settings(max_examples=200)
@@ -360,57 +324,45 @@ def test_both_layers_put_every_offset_into_the_same_hour(
     play(steps, grace, at_once)
 
 
-ADOPTIONS = st.builds(
-    adopt, st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1)
-)
+KEPT = st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1)
 
 
 @settings(max_examples=200)
-@given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
+@given(st.lists(st.one_of(STEPS, *[step("adopt", KEPT)] * 3), min_size=8, max_size=60), GRACES)
 def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
     """The hazard: beside a position that began again, old cuts contain or skip new offsets."""
     play(steps, grace)
 
 
 NEAR_THE_HOUR = st.one_of(
-    st.builds(append, st.integers(0, 2), st.integers(-1, 1), st.just(1)),
-    st.builds(tick, st.sampled_from([-25, -12, 12, 25])),
-    st.builds(speed, st.sampled_from([0, 1, 9]), st.just(9), st.just(False)),
-    st.builds(ask, st.sampled_from(["speed", "batch"])),
-    st.builds(seal),
-    st.builds(add_partition),
-)
+    step("append", st.integers(0, 2), st.integers(-1, 1), st.just(1)),
+    step("tick", st.sampled_from([-25, -12, 12, 25])),
+    step("read", st.sampled_from([0, 1, 9]), st.just(9), st.just(False)),
+    ANSWER, SEAL, ADD_PARTITION,
+)  # fmt: skip
 
 
 @settings(max_examples=150)
 @given(st.lists(NEAR_THE_HOUR, min_size=5, max_size=40))
 def test_clocks_half_a_minute_apart_agree_around_the_end_of_an_hour(steps: list[Step]) -> None:
-    play([tick(29 * 60 + 55), *steps])
+    play([("tick", 29 * 60 + 55), *steps])
 
 
 def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too() -> None:
-    world = World()
-    tick(30 * 60 + 10).do(world)
-    append(0, 0, 1).do(world)
-    world.speed({0: 99})
-    tick(-20).do(world)
-    add_partition().do(world)
-    append(0, 0, 1).do(world)
-    append(2, 0, 1).do(world)
-    world.speed({0: 99, 2: 99})
+    world = World().take(
+        ("tick", 30 * 60 + 10), ("append", 0, 0, 1), ("speed", {0: 99}), ("tick", -20),
+        ("add_partition",), ("append", 0, 0, 1), ("append", 2, 0, 1), ("speed", {0: 99, 2: 99}),
+    )  # fmt: skip
     assert world.under[0, 1] == "2026-11-21T04"
     world.finish()
 
 
 def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -> None:
     """The hazard: an hour is decided without the new partition: its records go to the next."""
-    world = World()
-    steps = [
-        tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"),
-        speed(0, 1, False), seal(),
-    ]  # fmt: skip
-    for step in steps:
-        step.do(world)
+    world = World().take(
+        ("tick", 30 * 60), ("answer", "speed"), ("add_partition",), ("append", 2, 0, 1),
+        ("answer", "batch"), ("read", 0, 1, False), ("seal",),
+    )  # fmt: skip
     assert world.cuts["2026-11-21T03"].ends[2] == 0
     assert world.under[2, 0] == "2026-11-21T04"
     world.finish()
@@ -418,20 +370,15 @@ def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -
 
 BATCH_STAMPS = st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD])
 BATCH_ONLY = st.one_of(
-    st.builds(append, st.integers(0, 1), BATCH_STAMPS, st.integers(1, 3)),
-    st.builds(tick, st.sampled_from([300, 1800, 3600, 3 * 3600])),
-    st.builds(seal),
-    st.builds(add_partition),
-)
+    step("append", st.integers(0, 1), BATCH_STAMPS, st.integers(1, 3)),
+    step("tick", st.sampled_from([300, 1800, 3600, 3 * 3600])), SEAL, ADD_PARTITION,
+)  # fmt: skip
 
 
 @settings(max_examples=100)
 @given(st.lists(BATCH_ONLY, min_size=5, max_size=40), GRACES)
 def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: timedelta) -> None:
-    world = World(grace=grace)
-    for step in steps:
-        step.do(world)
-        world.check()
+    world = World(grace=grace).take(*steps)
     world.now += timedelta(hours=8) + grace  # behind every stamp but those of years ahead
     world.seal()
     assert world.under == {}
@@ -458,67 +405,45 @@ def test_ordered_records_are_cut_at_their_hour(gaps: list[int], publish: list[bo
     assert {at: h for h, cut in cuts for at in offsets_of(cut.ranges)} == expected
 
 
-def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer() -> None:
-    for by_speed in (True, False):
-        world = World()
-        world.log[0].append(millis(datetime(2030, 1, 1, tzinfo=UTC)))
-        for _ in range(3):
-            append(0, 0, 2).do(world)
-            if by_speed:
-                world.speed({0: 99})
-            tick(3600).do(world)
-            world.seal()
-        assert [world.cuts[h].ranges[0] for h in sorted(world.cuts)] == [(0, 3), (3, 5), (5, 7)]
+@pytest.mark.parametrize("by", [("speed", {0: 99}), ("check",)], ids=["speed", "batch alone"])
+def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer(
+    by: Step,
+) -> None:
+    world = World()
+    world.log[0].append(millis(datetime(2030, 1, 1, tzinfo=UTC)))
+    for _ in range(3):
+        world.take(("append", 0, 0, 2), by, ("tick", 3600), ("seal",))
+    assert [world.cuts[h].ranges[0] for h in sorted(world.cuts)] == [(0, 3), (3, 5), (5, 7)]
 
 
 def test_a_hung_transaction_stops_no_hour() -> None:
-    world = World()
-    append(0, 0, 2).do(world)
-    hold(0).do(world)
-    append(0, 0, 2).do(world)
-    tick(3600).do(world)
-    append(0, 0, 2).do(world)
-    world.seal()
-    release().do(world)
-    tick(3600).do(world)
-    world.seal()
+    some, hour_ends = ("append", 0, 0, 2), (("tick", 3600), ("append", 0, 0, 2), ("seal",))
+    world = World().take(
+        some, ("hold", 0), some, *hour_ends, ("release",), ("tick", 3600), ("seal",)
+    )
     assert [world.cuts[h].ranges[0] for h in sorted(world.cuts)] == [(0, 2), (2, 6)]
 
 
 def test_a_partition_added_later_begins_at_0_and_joins_the_hours() -> None:
-    world = World()
-    append(0, 0, 1).do(world)
-    world.speed({0: 9})
-    tick(3600).do(world)
-    world.speed({0: 9})
-    add_partition().do(world)
-    append(2, 0, 3).do(world)
-    world.seal()
-    tick(3600).do(world)
-    world.seal()
-    first, second = (world.cuts[h].ranges for h in sorted(world.cuts))
-    assert first[2] == (0, 0)
-    assert second[2] == (0, 3)
+    world = World().take(
+        ("append", 0, 0, 1), ("speed", {0: 9}), ("tick", 3600), ("speed", {0: 9}),
+        ("add_partition",), ("append", 2, 0, 3), ("seal",), ("tick", 3600), ("seal",),
+    )  # fmt: skip
+    assert [world.cuts[h].ranges[2] for h in sorted(world.cuts)] == [(0, 0), (0, 3)]
 
 
 def test_a_topic_that_already_contains_hours_is_cut_into_them() -> None:
-    world = World()
-    for minutes in (-200, -130, -70, 0):
-        append(0, minutes, 2).do(world)
+    stamped = (-200, -130, -70, 0)
+    world = World().take(*(("append", 0, minutes, 2) for minutes in stamped))
     world.speed({0: 99})
     assert world.timeline.first == hour_of(BEGIN - 200 * MINUTE)
-    found = sorted(set(world.under.values()))
-    assert found == [hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)]
+    assert sorted(set(world.under.values())) == [hour_of(BEGIN + m * MINUTE) for m in stamped]
 
 
 def test_a_restaged_micro_batch_takes_the_recorded_cut() -> None:
     """The hazard: decided before the seal, it puts a record of the next hour into this one."""
-    world = World()
-    append(0, 0, 1).do(world)
-    ask("speed").do(world)
-    tick(30 * 60).do(world)
-    world.seal()
-    append(0, 0, 1).do(world)
+    one = ("append", 0, 0, 1)
+    world = World().take(one, ("answer", "speed"), ("tick", 30 * 60), ("seal",), one)
     assert world.answers["speed"].now < end_of(world.timeline.first)
     world.speed({0: 99})
     assert world.under == {(0, 0): "2026-11-21T03", (0, 1): "2026-11-21T04"}
