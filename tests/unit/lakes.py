@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -435,6 +435,27 @@ def limit_commits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         return original(lake_, name, *given)
 
     monkeypatch.setattr(Lake, "commit_until_landed", limited)
+
+
+def at_next_commit(
+    lake_: Lake, before: Callable[[], object] = list, after: Callable[[], object] = list
+) -> None:
+    """What happens right before or after the next commit; its answer is lost if either raises."""
+    catalog = lake_.catalog
+    real = catalog.commit_table
+
+    def commit_table(*request: Any) -> Any:
+        catalog.commit_table = real  # type: ignore[method-assign]
+        before()
+        answer = real(*request)
+        after()
+        return answer
+
+    catalog.commit_table = commit_table  # type: ignore[method-assign]
+
+
+def lose_answer() -> None:
+    raise ConnectionError("connection reset")
 
 
 def snapshots(lake_: Lake, name: str) -> set[int]:

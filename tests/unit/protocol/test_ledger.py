@@ -1,13 +1,13 @@
 """The ledger: append-only, in its own order, each decision once from any number of writers."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import FIRST, StreamLake, decide
+from lakes import FIRST, StreamLake, at_next_commit, decide, lose_answer
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
@@ -17,7 +17,6 @@ from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Confirmed
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
@@ -33,10 +32,8 @@ def history(lake: StreamLake) -> list[LedgerRow]:
 
 
 def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
-    facts = {
-        "good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []},
-        "served": "batch",
-    }  # fmt: skip
+    quality = {"passed": True, "failed": []}
+    facts = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": quality, "served": "batch"}
     row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
     assert record(lake, row) == {row.decision_id}
     (stored,) = history(lake)
@@ -45,69 +42,46 @@ def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
 
 def test_a_row_lost_in_a_crash_is_restored_once_from_properties(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
-    timeline = lake.state().timeline
-    publish = Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))
-    lake.land(publish)
+    lake.change(Change("speed"), decisions=(row,))
     assert history(lake) == [], "the hazard did not happen"
     confirmed = record(lake, *lake.state().decisions)
     assert confirmed == {row.decision_id}
     assert record(lake, *lake.state().decisions) == confirmed
     assert [r.decision_id for r in history(lake)] == [row.decision_id]
-    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(confirmed))
-    lake.land(publish)
+    lake.change(Change("speed"), confirmed=Confirmed(confirmed))
     assert lake.state().decisions == ()
     assert record(lake) == frozenset()
 
 
 def test_a_row_that_two_processes_restore_at_once_is_written_once(lake: StreamLake) -> None:
     row, other = (ledger.decision(FIRST, "sealed", 0, CUT, NOW) for _ in range(2))
-    real = lake.lake.catalog.commit_table
-
-    def commit_table(*args: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        assert Ledger(lake.again(), lake.stream.hours_table).record([row]) == {row.decision_id}
-        return real(*args)
-
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    theirs, found = Ledger(lake.again(), lake.stream.hours_table), list[frozenset[str]]()
+    at_next_commit(lake.lake, lambda: found.append(theirs.record([row])))
     assert record(lake, row, other) == {row.decision_id, other.decision_id}
+    assert found == [{row.decision_id}]
     assert [r.decision_id for r in history(lake)] == [row.decision_id, other.decision_id]
 
 
-@pytest.mark.parametrize("after", [True, False])
-def test_an_append_whose_answer_is_lost_lands_once(lake: StreamLake, after: bool) -> None:
-    row, real = ledger.decision(FIRST, "sealed", 0, CUT, NOW), lake.lake.catalog.commit_table
-
-    def commit_table(*args: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        if after:
-            real(*args)
-        raise ConnectionError("connection reset")
-
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_append_whose_answer_is_lost_lands_once(lake: StreamLake, when: str) -> None:
+    row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
+    at_next_commit(lake.lake, **{when: lose_answer})
     assert record(lake, row) == {row.decision_id}
     assert [r.decision_id for r in history(lake)] == [row.decision_id]
 
 
 def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: StreamLake) -> None:
     lakes = [lake.again(), lake.again()]
-    failures: list[Exception] = []
 
     def write(who: int) -> None:
         for i in range(4):
             # The second one's clock is an hour behind, and runs backwards.
             at = NOW + timedelta(seconds=i) if who == 0 else NOW - timedelta(hours=1, seconds=i)
-            try:
-                row = ledger.decision(shift(FIRST, i), "sealed", who, CUT, at)
-                Ledger(lakes[who], lake.stream.hours_table).record([row])
-            except Exception as error:
-                failures.append(error)
+            row = ledger.decision(shift(FIRST, i), "sealed", who, CUT, at)
+            Ledger(lakes[who], lake.stream.hours_table).record([row])
 
-    threads = [threading.Thread(target=write, args=(who,)) for who in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(write, (0, 1))) == [None, None]
     rows = history(lake)
     sequences = [r.sequence for r in rows]
     assert sequences == sorted(set(sequences)), "two appends share a place in the order"

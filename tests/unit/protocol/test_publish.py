@@ -1,8 +1,7 @@
 """The publish protocol on a real lake: landed, refused, unknown, and what each leaves behind."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,18 +10,26 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
-from lakes import FIRST, StreamLake, waiting
+from lakes import FIRST, StreamLake, at_next_commit, lose_answer, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.errors import Terminal, Transient
 from anabranch.iceberg import admin, expiry, manifests, snapshots
-from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.commits import Change, Commit, Outcome, Tag
 from anabranch.iceberg.snapshots import STAGING, Staged
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger, publish_queue
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run, to_commit
-from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, Confirmed, load_state
+from anabranch.protocol.state import (
+    DECISIONS,
+    POSITION,
+    TURN,
+    Accepted,
+    Confirmed,
+    State,
+    load_state,
+)
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
@@ -30,27 +37,10 @@ BRANCHES = ("main", "speed", "batch")
 NOW = datetime.now(UTC)
 
 
-@contextmanager
-def failing(
-    lake: StreamLake, after: bool, error: type[Exception] = ConnectionError, times: int = 1
-) -> Iterator[list[int]]:
-    """A fail point of our adapter: a commit's answer is lost, after it landed or before."""
-    catalog, left = lake.lake.catalog, [times]
-    real = catalog.commit_table
-
-    def commit_table(*args: Any) -> Any:
-        if left[0] == 0:
-            return real(*args)
-        left[0] -= 1
-        if after:
-            real(*args)
-        raise error("connection reset")
-
-    catalog.commit_table = commit_table  # type: ignore[method-assign]
-    try:
-        yield left
-    finally:
-        catalog.commit_table = real  # type: ignore[method-assign]
+def commit_of(state: State, branch: str, at: datetime = NOW, expire: Iterable[int] = ()) -> Commit:
+    """A publish without rows, that expires snapshots."""
+    commit = to_commit(state, Publish(new_id(), (Change(branch),), state.timeline), at)
+    return replace(commit, expire=(*commit.expire, *expire))
 
 
 def log_of(lake: StreamLake) -> tuple[dict[str, int], set[int]]:
@@ -133,32 +123,27 @@ def test_two_publishers_of_the_same_range_never_both_land(lake: StreamLake) -> N
     assert lake.rows("main") == ROWS
 
 
-@pytest.mark.parametrize("after", [True, False])
-def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, after: bool) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, when: str) -> None:
     staged = lake.stage(ROWS)
-    publish = lake.speed(staged, {0: 3})
-    with failing(lake, after) as left:
-        outcome = lake.publish(publish)
-    assert left == [0], "the hazard did not happen"
-    assert outcome is (Outcome.LANDED if after else Outcome.REFUSED)
-    assert lake.rows("main") == (ROWS if after else [])
-    if not after:
+    publish, landed = lake.speed(staged, {0: 3}), when == "after"
+    at_next_commit(lake.lake, **{when: lose_answer})
+    assert lake.publish(publish) is (Outcome.LANDED if landed else Outcome.REFUSED)
+    assert lake.rows("main") == (ROWS if landed else [])
+    if not landed:
         why = "its manifests are still there"
         assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, why
     assert lake.rows("speed") == ROWS
 
 
 def test_a_publish_with_a_lost_answer_is_found_behind_newer_publishes(lake: StreamLake) -> None:
-    staged = lake.stage(ROWS)
-    publish, state, real = lake.speed(staged, {0: 3}), lake.state(), lake.lake.catalog.commit_table
+    publish, state = lake.speed(lake.stage(ROWS), {0: 3}), lake.state()
 
-    def commit_table(*args: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        real(*args)
+    def overtaken() -> None:
         lake.move("speed")
         raise TimeoutError("read timed out")
 
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    at_next_commit(lake.lake, after=overtaken)
     lake.land(publish, state)
 
 
@@ -241,10 +226,10 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     lake.serve(ROWS, {0: 3})
     lake.foreign_commit("main")
     lake.foreign_commit("main")
-    properties = lake.state().branch_properties["main"]
-    assert properties
     state = lake.state()
-    commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), NOW)
+    properties = state.branch_properties["main"]
+    assert properties
+    commit = commit_of(state, "speed")
     commit = replace(commit, expire=expiry.plan_expiry(state.table, commit.id, NOW, keep=1))
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     assert lake.state().branch_properties["main"] == properties
@@ -259,10 +244,10 @@ def test_about_a_hundred_snapshots_stay(lake: StreamLake, monkeypatch: pytest.Mo
 
 
 def test_staged_rows_of_a_day_ago_are_given_up(lake: StreamLake) -> None:
-    staged = lake.stage(ROWS)
-    expected = staged.snapshot_id
-    assert expected not in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
-    assert staged.snapshot_id in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
+    staged = lake.stage(ROWS).snapshot_id
+    for hours in (23, 25):
+        given_up = expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=hours))
+        assert (staged in given_up) == (hours == 25)
 
 
 def test_a_publisher_paused_across_anothers_expiry_is_refused(lake: StreamLake) -> None:
@@ -271,8 +256,7 @@ def test_a_publisher_paused_across_anothers_expiry_is_refused(lake: StreamLake) 
     state = lake.state()
     publish = lake.speed(paused, {0: 3}, state)
     theirs = load_state(lake.again(), lake.name)
-    commit = to_commit(theirs, Publish(new_id(), (Change("batch"),), theirs.timeline), NOW)
-    commit = replace(commit, expire=(*commit.expire, paused.snapshot_id))
+    commit = commit_of(theirs, "batch", expire=[paused.snapshot_id])
     assert lake.lake.commit(theirs.table, commit) is Outcome.LANDED
     assert snapshots.find_staged(lake.table(), paused.wap_id) is None, "the hazard did not happen"
     assert lake.publish(publish, state) is Outcome.REFUSED
@@ -332,7 +316,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     state = lake.state()
     assert expiry.expired_tags(state.table, NOW) == ()
     later = datetime.now(UTC) + timedelta(seconds=61)
-    commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), later)
+    commit = commit_of(state, "speed", later)
     assert commit.drop_tags == ("main-then",)
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     tags = {snapshots.PUBLISHED + branch for branch in BRANCHES}
@@ -386,11 +370,10 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
     staged: list[Staged] = []
 
     def decide() -> Decision[None] | Again:
-        state = lake.state()
         if not staged:
             staged.append(lake.stage(ROWS))
             return Again.AGAIN
-        return Decision(state, lake.speed(staged[0], {0: 3}, state), None)
+        return Decision(lake.state(), lake.speed(staged[0], {0: 3}), None)
 
     assert run(lake.lake, lake.name, decide, "test").landed is not None
     assert lake.rows("main") == ROWS
