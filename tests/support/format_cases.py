@@ -21,6 +21,10 @@ DDL = (
     "MAP<STRING, DOUBLE>, nested STRUCT<at: TIMESTAMP, n: INT, more: STRING>"
 )
 
+# Errors of writers' schemas.
+FOREIGN = ("wrong_subject", "expected a schema of subject s, found another")
+MISSING = ("unknown_schema", "expected it in the schema registry, found none")
+
 
 def of(logical: str, kind: str = "long", **more: Any) -> dict[str, Any]:
     return {"type": kind, "logicalType": logical, **more}

@@ -26,8 +26,13 @@ def plain(schema: Any) -> Any:
 def encode(schema: Any, value: Any) -> bytes:
     """Return a value in Avro's binary encoding, of Avro's JSON encoding of it."""
     [read] = fastavro.json_reader(io.StringIO(json.dumps(value)), plain(schema))
+    return written(schema, read)
+
+
+def written(schema: Any, value: Any) -> bytes:
+    """Return a value in Avro's binary encoding: of logical types, as the numbers and bytes."""
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(plain(schema)), read)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(plain(schema)), value)
     return out.getvalue()
 
 

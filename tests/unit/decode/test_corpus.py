@@ -14,11 +14,7 @@ from typing import Any
 
 import hostile
 import pytest
-from kafka_batches import START, micros, new_batch
-
-from anabranch.config import EventTime
-from anabranch.config.columns import parse_columns
-from anabranch.decode import Decoder, DecodeSpec
+from cases import decoded, spec_of
 
 CORPUS = Path(__file__).parent / "corpus.jsonl.gz"
 BOUNDS = {"json": hostile.EVENT_TIME, "csv": {**hostile.EVENT_TIME, "column": "event_time"}}
@@ -26,15 +22,12 @@ BOUNDS = {"json": hostile.EVENT_TIME, "csv": {**hostile.EVENT_TIME, "column": "e
 LAST_ONE_COUNTS = "of a repeated field the last value counts, at every level"
 IN_ORDER = "the first column decides, not the one that the parser met first"
 WHOLE_FIRST = "a value is judged as a whole before its columns"
+OF_REPEATED = (None, "missing_required", "unknown_field", "unreadable_timestamp", "wrong_type")
+OF_WHOLE = ("malformed_json", "not_an_object", "too_deep", "lone_surrogate")
 CHANGES = {
-    ("duplicate_key", None): LAST_ONE_COUNTS,
-    ("duplicate_key", "missing_required"): LAST_ONE_COUNTS,
-    ("duplicate_key", "unknown_field"): LAST_ONE_COUNTS,
-    ("duplicate_key", "unreadable_timestamp"): LAST_ONE_COUNTS,
-    ("duplicate_key", "wrong_type"): LAST_ONE_COUNTS, ("wrong_type", None): LAST_ONE_COUNTS,
-    ("wrong_type", "unreadable_timestamp"): IN_ORDER, ("wrong_type", "malformed_json"): WHOLE_FIRST,
-    ("wrong_type", "not_an_object"): WHOLE_FIRST, ("wrong_type", "too_deep"): WHOLE_FIRST,
-    ("wrong_type", "lone_surrogate"): WHOLE_FIRST,
+    **dict.fromkeys((("duplicate_key", now) for now in OF_REPEATED), LAST_ONE_COUNTS),
+    **dict.fromkeys((("wrong_type", now) for now in OF_WHOLE), WHOLE_FIRST),
+    ("wrong_type", None): LAST_ONE_COUNTS, ("wrong_type", "unreadable_timestamp"): IN_ORDER,
     ("malformed_json", "too_deep"): "of two reasons the other is named",
     ("malformed_json", "lone_surrogate"): "of two reasons the other is named",
     ("unreadable_timestamp", "wrong_type"): "1e999 is a number, not the text Infinity",
@@ -76,19 +69,18 @@ def as_json(value: Any) -> Any:
 def test_the_corpus_is_read_as_before(
     form: str, ddl: str, delimiter: str, unknown: str, corpus: list[dict[str, Any]]
 ) -> None:
-    columns = parse_columns(ddl)
     is_bounded = form == "csv" or "at TIMESTAMP NOT NULL" in ddl
-    spec = DecodeSpec(
-        columns, EventTime.model_validate(BOUNDS[form]) if is_bounded else None, form,
-        delimiter=delimiter or ",", rescued="rescued" if unknown == "rescue" else None,
-        refuses_unknown=unknown == "refuse", lists_unknown=True,
+    spec = spec_of(
+        ddl, form, BOUNDS[form] if is_bounded else None, delimiter=delimiter or ",",
+        rescued="rescued" if unknown == "rescue" else None, refuses_unknown=unknown == "refuse",
+        lists_unknown=True,
     )  # fmt: skip
     values = [None if one["value"] is None else base64.b64decode(one["value"]) for one in corpus]
-    decoded = Decoder(spec).decode(new_batch(values, stamps=[micros(START)] * len(values)))
-    rows, changes = decoded.rows.to_pylist(), Counter[Any]()
-    texts = {column.name for column in columns if column.type == "string"}
+    result = decoded(spec, values)
+    rows, changes = result.rows.to_pylist(), Counter[Any]()
+    texts = {column.name for column in spec.columns if column.type == "string"}
     for i, one in enumerate(corpus):
-        code, _ = decoded.errors.get(i, (None, ""))
+        code, _ = result.errors.get(i, (None, ""))
         if code != one["code"]:
             is_marked = str(one["code"]).startswith("malformed") and values[i].startswith(BOM_UTF8)
             # A byte order mark is ignored: the rest is judged.
@@ -107,6 +99,6 @@ def test_the_corpus_is_read_as_before(
                 else:
                     assert expected == as_json(found), (name, values[i])
             # It has no names of fields inside columns.
-            names = [name for name in decoded.unknown.get(i, ()) if "[]" not in name]
+            names = [name for name in result.unknown.get(i, ()) if "[]" not in name]
             assert sorted(names) == one["names"]
     assert changes.total() <= len(corpus) / 2, changes

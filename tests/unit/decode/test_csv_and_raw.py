@@ -10,15 +10,14 @@ import pyarrow as pa
 import pytest
 import worst
 from budget import budget
-from cases import decoded, expect, spec_of
+from cases import codes, decoded, expect, spec_of
 from format_cases import CSV_DDL, EVENT_TIME, RAW_DDL
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka_batches import START, new_batch
 from wire import wired
 
-from anabranch.config.schema import parse_schema
-from anabranch.decode import Decoder, DecodeSpec, UnlistedSchema, WriterSchema, csv, values
+from anabranch.decode import Decoder, UnlistedSchema, WriterSchema, csv, values
 
 
 def test_lines_of_csv() -> None:
@@ -26,16 +25,15 @@ def test_lines_of_csv() -> None:
     result = expect(spec_of(CSV_DDL, "csv", EVENT_TIME, delimiter=";"), cases)
     read = dict(zip(cases, result.rows.to_pylist(), strict=True))
     plain, quoted = read["plain"], read["quoted"]
-    assert (plain["event_id"], plain["level"], plain["amount"], plain["ok"]) == ("a", 7, 1.5, True)
-    assert (plain["price"], plain["day"]) == (Decimal("2.35"), date(2024, 2, 29))
-    assert plain["raw"] == b"hi"
-    assert (plain["small"], plain["total"]) == (0.5, 9007199254740993)
-    assert (quoted["event_id"], quoted["level"]) == ('b;"quoted"\n line', 7)
-    assert (quoted["raw"], quoted["total"]) == (b"", None)
-    assert read["byte order mark"]["event_id"] == "m"
-    assert read["blanks are text"]["event_id"] == " d "
-    assert read["empty text in NOT NULL"]["event_id"] == ""
-    assert read["1 MB of quotes"]["event_id"] == '"' * 500_000
+    assert plain.items() >= {
+        "event_id": "a", "level": 7, "amount": 1.5, "ok": True, "price": Decimal("2.35"),
+        "day": date(2024, 2, 29), "raw": b"hi", "small": 0.5, "total": 9007199254740993,
+    }.items()  # fmt: skip
+    text = {"event_id": 'b;"quoted"\n line', "level": 7, "raw": b"", "total": None}
+    assert quoted.items() >= text.items()
+    ids = {"byte order mark": "m", "blanks are text": " d ", "empty text in NOT NULL": ""}
+    for name, id in (ids | {"1 MB of quotes": '"' * 500_000}).items():
+        assert read[name]["event_id"] == id
 
 
 def test_the_worst_lines_of_a_megabyte() -> None:
@@ -79,8 +77,7 @@ def test_numbers_are_those_of_each_text(texts: list[str | None], kind: str) -> N
 def test_any_delimiter(delimiter: str) -> None:
     spec = spec_of("a STRING, b STRING, c INT", "csv", delimiter=delimiter)
     fields = (("x", f'"{delimiter}"', "1"), ("", "", ""))
-    lines = [delimiter.join(each).encode() for each in fields]
-    result = decoded(spec, [*lines])
+    result = decoded(spec, [delimiter.join(each).encode() for each in fields])
     assert not result.errors
     found = [list(row.values())[:3] for row in result.rows.to_pylist()]
     assert found == [["x", delimiter, 1], [None] * 3]
@@ -93,8 +90,7 @@ def test_columns_by_the_names_of_a_header() -> None:
         "at": {"type": "TIMESTAMP", "from": "time", "unit": "millis"},
         "day": {"type": "DATE", "format": "%d.%m.%Y"},
     }
-    header = ("id", "other", "time", "sum €", "day")
-    spec = DecodeSpec(parse_schema(schema), None, "csv", delimiter=";", header=header)
+    spec = spec_of(schema, "csv", delimiter=";", header=(("id", "other", "time", "sum €", "day")))
     expect(
         spec,
         {
@@ -129,16 +125,13 @@ def test_raw_bytes() -> None:
     not_utf8 = ("invalid_utf8", "key: expected UTF-8, found bytes that are not")
     assert result.errors == {1: not_utf8, 2: ("missing_required", missing)}
     texts = Decoder(spec_of("key STRING, value STRING", "raw")).decode(batch)
-    expected = {0: "invalid_utf8", 1: "invalid_utf8"}
-    assert {i: code for i, (code, _) in texts.errors.items()} == expected
+    assert codes(texts) == dict.fromkeys((0, 1), "invalid_utf8")
     assert texts.rows["value"].to_pylist() == [None, "", None]
 
 
 def test_json_with_schema_ids() -> None:
-    other = WriterSchema(error=("wrong_subject", "expected a schema of subject s, found another"))
-    missing = WriterSchema(
-        error=("unknown_schema", "expected it in the schema registry, found none")
-    )
+    other = WriterSchema(error=format_cases.FOREIGN)
+    missing = WriterSchema(error=format_cases.MISSING)
     schemas = {6: WriterSchema("{}"), 1: other, 2**31 - 1: missing}
     spec = spec_of(format_cases.DDL, "json_schema", EVENT_TIME, schemas=schemas, lists_unknown=True)
     expect(spec, format_cases.json_schema_cases(SimpleNamespace(json=6, v1=1), START))

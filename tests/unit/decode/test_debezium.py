@@ -1,18 +1,17 @@
 """Debezium's changes, in JSON and Avro: the row, of a delete the one before, and other fields."""
 
-import io
 import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-import fastavro
 import pyarrow as pa
 import pytest
+from cases import codes
 from format_cases import of, record
 from kafka_batches import new_batch
-from wire import plain, wired
+from wire import wired, written
 
 from anabranch.config.schema import parse_schema
 from anabranch.config.stream import Stream
@@ -44,6 +43,10 @@ def change(op: str, before: object, after: object, source: object = SOURCE) -> d
     return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1}
 
 
+CREATED = change("c", None, ROW)
+OF_CREATED = {**READ, "op": "c", **OF_SOURCE}
+
+
 def decoded(
     values: Sequence[object], keys: Sequence[bytes | None] = (), of: Stream | None = None
 ) -> Decoded:
@@ -59,7 +62,7 @@ def rows(result: Decoded) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("has_schema", [False, True])
 def test_changes(has_schema: bool) -> None:
-    sent = [change("c", None, ROW), change("u", {**ROW, "id": 4}, ROW), change("d", ROW, None)]
+    sent = [CREATED, change("u", {**ROW, "id": 4}, ROW), change("d", ROW, None)]
     sent.append({"op": "r", "after": ROW})
     values = [{"schema": {"type": "struct"}, "payload": one} if has_schema else one for one in sent]
     result = decoded(values)
@@ -86,9 +89,8 @@ def test_values_that_a_schema_writes_otherwise(name: str, of: dict[str, Any], wo
     """The hazard: another precision in the database, whose values would be other ones."""
     fields = [{"field": "id"}, {"type": "int64", **of, "field": name}]
     schema = {"fields": [{"field": part, "fields": fields} for part in ("before", "after")]}
-    result = decoded([{"schema": schema, "payload": change("c", None, ROW)}] * 2)
-    codes = {i: code for i, (code, _) in result.errors.items()}
-    assert codes == (dict.fromkeys(range(2), "incompatible_schema") if words else {})
+    result = decoded([{"schema": schema, "payload": CREATED}] * 2)
+    assert codes(result) == (dict.fromkeys(range(2), "incompatible_schema") if words else {})
     assert all(text.startswith(words) for _, text in result.errors.values())
 
 
@@ -96,38 +98,23 @@ def test_each_value_is_judged_by_the_schema_beside_it() -> None:
     def beside(**of: Any) -> dict[str, Any]:
         total = {"field": "total", "parameters": {"scale": of["scale"]}}
         fields = [{"field": "made-at", "name": f"io.debezium.time.{of['made']}"}, total]
-        schema = {"fields": [{"field": "after", "fields": fields}]}
-        return {"schema": schema, "payload": change("c", None, ROW)}
+        return {"schema": {"fields": [{"field": "after", "fields": fields}]}, "payload": CREATED}
 
     right, wrong = (beside(made=made, scale="12") for made in ("MicroTimestamp", "Timestamp"))
-    sent = [
-        right,
-        wrong,
-        change("c", None, ROW),
-        wrong,
-        right,
-        None,
-        wrong,
-        {**wrong, "schema": None},
-    ]
-    sent += [
-        beside(made="MicroTimestamp", scale="2"),
-        {**right, "payload": {"op": "c", "after": {}}},
-    ]
+    of_none, empty = {**wrong, "schema": None}, {**right, "payload": {"op": "c", "after": {}}}
+    other = beside(made="MicroTimestamp", scale="2")
+    sent = [right, wrong, CREATED, wrong, right, None, wrong, of_none, other, empty]
     # Columns of the change before those of the row.
     columns: dict[str, Any] = dict(reversed(SCHEMA.items()))
     columns["total"] = {"type": "DECIMAL(20,12)", "decimal": "base64"}
     result = decoded(sent, [b'{"id":7}'] * len(sent), stream("json", columns))
-    code = "incompatible_schema"
-    assert {i: of for i, (of, _) in result.errors.items()} == {
-        1: code, 3: code, 6: code, 8: code, 9: "missing_required"
-    }  # fmt: skip
+    wanted = dict.fromkeys((1, 3, 6, 8), "incompatible_schema")
+    assert codes(result) == wanted | {9: "missing_required"}
 
 
 def test_fields_of_the_row_are_counted_and_kept() -> None:
-    of = stream("json", unknown="count")
-    result = decoded([change("c", None, {**ROW, "new": 1}), change("c", None, ROW)], of=of)
-    assert result.unknown == {0: ["new"]}
+    sent = [change("c", None, {**ROW, "new": 1}), CREATED]
+    assert decoded(sent, of=stream("json", unknown="count")).unknown == {0: ["new"]}
 
 
 def test_a_tombstone_is_a_row_of_its_key() -> None:
@@ -138,9 +125,7 @@ def test_a_tombstone_is_a_row_of_its_key() -> None:
     result = decoded([None] * len(keys), keys)
     nothing = dict.fromkeys(SCHEMA)
     assert rows(result) == [nothing | {"id": 7}] * 2 + [nothing] * 5
-    codes = {i: code for i, (code, _) in result.errors.items()}
-    missing = "missing_required"
-    assert codes == {2: missing, 3: missing, 4: missing, 5: "wrong_type", 6: missing}
+    assert codes(result) == dict.fromkeys((2, 3, 4, 6), "missing_required") | {5: "wrong_type"}
 
 
 @pytest.mark.parametrize(
@@ -161,8 +146,8 @@ def test_a_tombstone_is_a_row_of_its_key() -> None:
     ],
 )  # fmt: skip
 def test_other_values(value: object, code: str, words: str) -> None:
-    result = decoded([change("c", None, ROW), value, change("c", None, ROW)])
-    assert rows(result)[::2] == [{**READ, "op": "c", **OF_SOURCE}] * 2
+    result = decoded([CREATED, value, CREATED])
+    assert rows(result)[::2] == [OF_CREATED] * 2
     assert [(i, found) for i, (found, _) in result.errors.items()] == [(1, code)]
     assert words in result.errors[1][1]
 
@@ -175,15 +160,13 @@ def test_more_levels_than_python_reads_are_a_dead_letter(levels: int) -> None:
         b'{"op":"c","after":%s}' % deep, b'{"op":"c","source":%s}' % deep,
         b'{"payload":{"op":"d","before":{"x":%s}}}' % deep, b'{"op":"d"}', None,
     ]  # fmt: skip
-    result = decoded([*wrong, change("c", None, ROW)], [None, None, None, key, key])
-    found = {i: code for i, (code, _) in result.errors.items()}
-    assert found == dict.fromkeys(range(5), "too_deep")
-    assert rows(result)[5] == {**READ, "op": "c", **OF_SOURCE}
+    result = decoded([*wrong, CREATED], [None, None, None, key, key])
+    assert codes(result) == dict.fromkeys(range(5), "too_deep")
+    assert rows(result)[5] == OF_CREATED
 
 
 def test_a_byte_order_mark_is_ignored() -> None:
-    value = b"\xef\xbb\xbf" + json.dumps(change("c", None, ROW)).encode()
-    assert rows(decoded([value])) == [{**READ, "op": "c", **OF_SOURCE}]
+    assert rows(decoded([(b"\xef\xbb\xbf" + json.dumps(CREATED).encode())])) == [OF_CREATED]
 
 
 def test_a_change_without_a_row_is_one_of_nulls() -> None:
@@ -217,31 +200,20 @@ def test_changes_in_avro() -> None:
     text = json.dumps(ENVELOPE)
     avro.plan(text, of_avro.read_columns)
     row = {**ROW, "total": (123456).to_bytes(3, "big")}
-    source = {"lsn": 42, "ts_ms": SOURCE["ts_ms"]}
-    sent = [
-        change("c", None, row, source),
-        change("u", {**row, "id": 4}, row, source),
-        change("d", row, None, source),
-        change("u", {**row, "id": 4}, {**row, "total": None}, source),
-        change("t", None, None, source),
-    ]
-    values = []
-    for one in sent:
-        out = io.BytesIO()
-        fastavro.schemaless_writer(out, fastavro.parse_schema(plain(ENVELOPE)), one)
-        values.append(wired(7, out.getvalue()))
+    source, before = {"lsn": 42, "ts_ms": SOURCE["ts_ms"]}, {**row, "id": 4}
+    rest = (("u", before, {**row, "total": None}), ("t", None, None))
+    sent = (("c", None, row), ("u", before, row), ("d", row, None), *rest)
+    values = [wired(7, written(ENVELOPE, change(*one, source=source))) for one in sent]
     spec = decode_spec(of_avro, {7: WriterSchema(text)})
     result = Decoder(spec).decode(new_batch([*values, None]))
     assert rows(result)[:4] == [
         *({**READ, "op": op, **OF_SOURCE} for op in "cud"),
         {**READ, "total": None, "op": "u", **OF_SOURCE},
     ]
-    codes = {i: code for i, (code, _) in result.errors.items()}
-    assert codes == {4: "missing_required", 5: "null_value"}
+    assert codes(result) == {4: "missing_required", 5: "null_value"}
 
 
 def test_other_records_of_avro_are_no_changes() -> None:
-    of_avro = stream("avro")
     found = "expected a change of Debezium with op, and before"
     with pytest.raises(avro.Incompatible, match=found):
-        avro.plan(json.dumps(VALUE), of_avro.read_columns)
+        avro.plan(json.dumps(VALUE), stream("avro").read_columns)

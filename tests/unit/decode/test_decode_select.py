@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
+from cases import codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka_batches import START, micros, new_batch
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime, Stream
@@ -28,7 +30,6 @@ DDL = (
     "id STRING NOT NULL, s STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(38,10), t TIMESTAMP, day "
     "DATE, f BOOLEAN, b BINARY, tags ARRAY<STRING>, ms ARRAY<DECIMAL(5,2)>, geo STRUCT<country: STRING>"
 )
-START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 _SENT = [(b"trace-id", b"old"), (b"trace-id", "neu é".encode()), (b"bad", b"\xff")]
 _HEXED = [{"key": name.hex(), "value": value.hex()} for name, value in _SENT]
 HEADERS = json.dumps([*_HEXED, {"key": b"none".hex()}]).encode()
@@ -60,15 +61,9 @@ def batch_of_bytes(
 ) -> pa.RecordBatch:
     """Records of partition 3; the first one has no headers."""
     n = len(values)
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array([key] * n, pa.binary()), "value": pa.array(values, pa.binary()),
-            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(range(n), pa.int64()),
-            "timestamp": pa.array([START] * n, pa.timestamp("us", "UTC")),
-            "headers": pa.array([None, *[headers] * (n - 1)], pa.binary()),
-            "ingest_hour": pa.array(["2026-11-21T03"] * n),
-        }
-    )  # fmt: skip
+    keys = pa.array([key] * n, pa.binary())
+    batch = new_batch(values, [micros(START)] * n).append_column("key", keys)
+    return batch.append_column("headers", pa.array([None, *[headers] * (n - 1)], pa.binary()))
 
 
 def one(expression: str, kind: str, values: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
@@ -97,7 +92,7 @@ def one(expression: str, kind: str, values: list[dict[str, Any]]) -> tuple[list[
         ("s ->> '$.a.b'", "STRING", [{"s": '{"a":{"b":"c"}}'}, {"s": "{}"}], ["c", None]),
         ("day + 1", "DATE", [{"day": "2026-12-31"}], [date(2027, 1, 1)]),
         ("t::DATE", "DATE", [{"t": "2026-11-21T23:59:59.9-01:00"}], [date(2026, 11, 22)]),
-        ("kafka_topic || kafka_partition || kafka_offset", "STRING", [{}, {}], ["some-topic30", "some-topic31"]),
+        ("kafka_topic || kafka_partition || kafka_offset", "STRING", [{}, {}], ["some-topic3100", "some-topic3101"]),
         ("decode(kafka_key)", "STRING", [{}], ["key"]),
         ("kafka_timestamp", "TIMESTAMP", [{}], [START]),
         ("b", "BINARY", [{"b": "AP8="}], [b"\0\xff"]),
@@ -160,8 +155,7 @@ def test_a_struct_has_its_own_fields_whatever_its_name() -> None:
 
 def test_a_dead_letter_names_the_column_its_expression_and_the_fields() -> None:
     select = ["id", {"n": {"sql": "s::INT + i", "type": "INT"}}]
-    found = decoded(stream_of(select), [{"s": "12,50", "i": 1}])
-    [(code, text)] = found.errors.values()
+    [(code, text)] = decoded(stream_of(select), [{"s": "12,50", "i": 1}]).errors.values()
     assert code == "select_failed"
     stated = '{"sql": "s::INT + i", "type": "INT"}'
     assert text == f"n: expected a INT of {stated}, found s = 12,50, i = 1"
@@ -195,12 +189,10 @@ def test_an_unreadable_nested_value_is_dead(expression: str, kind: str, dead: li
 
 @pytest.mark.parametrize("field", [b'"m":"\xff"', b'"ms":["\xff"]', b'"m":"\\ud800","ms":["\xff"]'])
 def test_fields_that_are_no_text_beside_an_expression_that_fails(field: bytes) -> None:
-    batch = batch_of([{}, {}])
-    sent = pa.array([b'{"id":"a","s":"x",%s}' % field, b'{"id":"b","s":"1","m":2,"ms":[]}'])
-    batch = batch.set_column(batch.schema.get_field_index("value"), "value", sent)
+    sent = [b'{"id":"a","s":"x",%s}' % field, b'{"id":"b","s":"1","m":2,"ms":[]}']
     failing = {"sql": "s::INT + m::INT + len(ms)::INT", "type": "INT"}
-    found = decoder(stream_of([{"x": failing}])).decode(batch)
-    assert {i: code for i, (code, _) in found.errors.items()} == {0: "invalid_utf8"}
+    found = decoder(stream_of([{"x": failing}])).decode(batch_of_bytes(sent))
+    assert codes(found) == {0: "invalid_utf8"}
     assert found.good["x"].to_pylist() == [3]
 
 
@@ -221,9 +213,8 @@ def test_a_record_that_try_does_not_catch_is_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_masked_columns_and_those_of_kafka() -> None:
-    hashes = {
-        "mail": "s", "number": "i", "low": "lower(s)", "flag": "f", "date": "day", "bytes": "b",
-    }  # fmt: skip
+    texts = {"mail": "s", "number": "i", "low": "lower(s)"}
+    hashes = texts | {"flag": "f", "date": "day", "bytes": "b"}
     stream = stream_of(
         [
             "id", {"name": "s"}, *({name: {"hash": of}} for name, of in hashes.items()),
@@ -253,12 +244,9 @@ def test_masked_columns_and_those_of_kafka() -> None:
     assert [row["flag"] for row in rows] == [hashed("true"), None, None, None]
     assert (rows[1]["date"], rows[1]["bytes"]) == (hashed("2026-11-21"), hashed(b"\0\xff"))
     assert [row["hour"] for row in rows] == [START, None, None, None]
-    assert rows[0]["headers"] is None and rows[1]["headers"] == [
-        {"key": "trace-id", "value": b"old"},
-        {"key": "trace-id", "value": "neu é".encode()},
-        {"key": "bad", "value": b"\xff"},
-        {"key": "none", "value": None},
-    ]
+    of_record = [*((name.decode(), value) for name, value in _SENT), ("none", None)]
+    headers = [{"key": name, "value": value} for name, value in of_record]
+    assert [row["headers"] for row in rows[:2]] == [None, headers]
     assert [(r["trace"], r["no"]) for r in rows[:2]] == [(None, None), ("neu é", None)]
 
 
@@ -278,8 +266,7 @@ def test_keys_and_headers_that_are_no_text_are_dead_letters() -> None:
 def test_headers_in_expressions() -> None:
     names = ("none", "bad")
     texts = [{n: {"sql": f"decode(Kafka_Headers['{n}'])", "type": "STRING"}} for n in names]
-    stream = stream_of(["id", *texts])
-    found = decoded(stream, [{}, {}])
+    found = decoded(stream_of(["id", *texts]), [{}, {}])
     assert found.errors.keys() == {1} and found.errors[1][1].startswith("bad: expected a STRING of")
     trace = {"sql": "decode(kafka_headers['trace-id'])", "type": "STRING"}
     found = decoded(stream_of(["id", {"trace": trace}]), [{}, {}])
@@ -296,7 +283,7 @@ def test_the_event_time_may_be_computed() -> None:
     stream = stream_of(["id", {"at": at}], event_time=EventTime(column="at", past="1 day"))
     found = decoded(stream, [{"s": "21/Nov/2026 +0000"}, {"s": "21/Nov/2025 +0000"}, {}])
     assert found.rows.column("event_date").to_pylist()[0] == date(2026, 11, 21)
-    assert {i: code for i, (code, _) in found.errors.items()} == {1: "event_time_out_of_bounds"}
+    assert codes(found) == {1: "event_time_out_of_bounds"}
 
 
 def test_a_hash_needs_its_secret_which_is_in_no_text() -> None:

@@ -80,10 +80,6 @@ def test_contradicting_hours_are_refused(hours: list[HourRange]) -> None:
         check_hours(hours)
 
 
-def record(size: int) -> Any:
-    return SimpleNamespace(key=None, value=b"x" * size if size else None)
-
-
 @pytest.mark.parametrize(
     ("sizes", "parts"),
     [
@@ -96,7 +92,7 @@ def record(size: int) -> Any:
     ],
 )
 def test_parts_of_records(sizes: list[int], parts: list[int]) -> None:
-    records = [record(size) for size in sizes]
+    records: list[Any] = [SimpleNamespace(key=None, value=b"x" * n if n else None) for n in sizes]
     found = list(split_records(records))
     assert [len(part) for part in found] == parts
     assert [r for part in found for r in part] == records

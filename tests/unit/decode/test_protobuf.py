@@ -5,22 +5,35 @@ import math
 import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from budget import budget
-from cases import decoded, spec_of
+from cases import changed, codes, decoded, spec_of
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lakes import new_stream
 from protos import HEAD, descriptors, indexed, type_of
 
-from anabranch.decode import Decoded, DecodeSpec, UnlistedSchema, WriterSchema, protobuf, values
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import Stream
+from anabranch.decode import (
+    Decoded,
+    DecodeSpec,
+    UnlistedSchema,
+    WriterSchema,
+    decode_spec,
+    protobuf,
+    values,
+)
 from anabranch.decode.avro_names import Incompatible
 from anabranch.decode.inputs import DESCRIPTOR
 from anabranch.subjects.columns import protobuf_fields
+from anabranch.subjects.schemas import Schemas, read_descriptors
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERY = (
@@ -66,41 +79,37 @@ def spec_by_id(*texts: str, ddl: str, message: str | None = None, **more: Any) -
     return spec_of(ddl, "protobuf", schemas=schemas, message=message, **more)
 
 
-def one(text: str, ddl: str, message: str, value: bytes, **more: Any) -> Decoded:
-    return decoded(spec(text, ddl, message, **more), [value])
+def one(text: str, ddl: str, name: str, message: Any, **more: Any) -> Decoded:
+    value = message if isinstance(message, bytes) else message.SerializeToString()
+    return decoded(spec(text, ddl, name, **more), [value])
 
 
-def row(result: Decoded, ddl: str) -> dict[str, Any]:
-    names = [column.name for column in spec_of(ddl).columns]
-    [found] = result.rows.select(names).to_pylist()
+def row(result: Decoded, ddl: str = DDL) -> dict[str, Any]:
+    [found] = result.rows.select([column.name for column in spec_of(ddl).columns]).to_pylist()
     return dict(found)
 
 
+def every(message: Any, ddl: str = DDL) -> Decoded:
+    return one(EVERY, ddl, "shop.Every", message)
+
+
 def integers(bits: int, signed: bool = True) -> st.SearchStrategy[int]:
-    if signed:
-        return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return st.integers(0, 2**bits - 1)
+    low = -(2 ** (bits - 1)) if signed else 0
+    return st.integers(low, low + 2**bits - 1)
 
 
 COLOURS = st.sampled_from(["RED", "GREEN", "BLUE"])
 BYTES = st.binary(max_size=4).map(lambda b: base64.b64encode(b).decode())
 DEEPER = st.fixed_dictionaries({}, optional={"b": BYTES, "c": COLOURS})
-INNERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "n": integers(32),
-        "s": st.text(max_size=4),
-        "deeper": DEEPER,
-        "more": st.lists(DEEPER, max_size=2),
-    },
-)
+IN_INNER = {"s": st.text(max_size=4), "deeper": DEEPER, "more": st.lists(DEEPER, max_size=2)}
+INNERS = st.fixed_dictionaries({}, optional={"n": integers(32), **IN_INNER})
 TIMES = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)).map(
     lambda at: at.isoformat(timespec="microseconds") + "Z"
 )
 MESSAGES = st.fixed_dictionaries(
     {},
     optional={
-        "id": st.text(max_size=5), "ok": st.booleans(), "raw": st.binary(max_size=5).map(lambda b: base64.b64encode(b).decode()),
+        "id": st.text(max_size=5), "ok": st.booleans(), "raw": BYTES,
         "ratio": st.floats(width=32, allow_nan=False, allow_infinity=False), "amount": st.floats(allow_nan=False, allow_infinity=False),
         **{name: integers(32) for name in ("i32", "s32", "f32", "maybe")},
         **{name: integers(64) for name in ("i64", "s64", "f64", "wrapped")},
@@ -112,10 +121,10 @@ MESSAGES = st.fixed_dictionaries(
         "colours": st.lists(COLOURS, max_size=3), "times": st.dictionaries(st.sampled_from(["true", "false"]), TIMES),
     },
 )  # fmt: skip
-CHOICES = st.one_of(
-    st.just({}),
-    st.builds(lambda t: {"text": t}, st.text(max_size=3)),
-    st.builds(lambda n: {"number": n}, integers(64)),
+CHOICES = (
+    st.just({})
+    | st.fixed_dictionaries({"text": st.text(max_size=3)})
+    | st.fixed_dictionaries({"number": integers(64)})
 )
 
 
@@ -154,7 +163,7 @@ def is_same(expected: Any, value: Any) -> bool:
 @given(MESSAGES, CHOICES)
 def test_messages_are_read_as_the_librarys_json_has_them(value: Any, choice: Any) -> None:
     message = json_format.ParseDict({**value, **choice}, Every())
-    result = one(EVERY, DDL, "shop.Every", message.SerializeToString())
+    result = every(message)
     assert not result.errors
     read = row(result, DDL)
     expected = json_format.MessageToDict(
@@ -173,7 +182,7 @@ def test_records_are_read_together_as_each_alone() -> None:
     sent = [message.SerializeToString() for message in messages]
     sent[2:2] = [b"\xff", b"\xa0\x06\x01"]
     for some in (sent, [*sent[:2], sent[-1]]):
-        together = decoded(spec(lists_unknown=True), list(some))
+        together = decoded(spec(lists_unknown=True), some)
         for i, value in enumerate(some):
             alone = decoded(spec(lists_unknown=True), [value])
             assert alone.errors.get(0) == together.errors.get(i)
@@ -182,7 +191,7 @@ def test_records_are_read_together_as_each_alone() -> None:
                 assert alone.rows[name][0].as_py() == together.rows[name][i].as_py(), name
     # With a null value, in the wire format, and with another type between them.
     wired_values = [None, *(indexed(1, value) for value in sent), indexed(1, b"\x12\x00", 1)]
-    result = decoded(spec_by_id(EVERY, ddl=DDL), list(wired_values))
+    result = decoded(spec_by_id(EVERY, ddl=DDL), wired_values)
     plain = decoded(spec(), [None, *sent])
     assert result.rows.slice(0, len(sent) + 1)["id"] == plain.rows["id"]
     found = [result.errors[i][0] for i in range(1, len(sent) + 1) if i in result.errors]
@@ -191,8 +200,7 @@ def test_records_are_read_together_as_each_alone() -> None:
 
 
 def test_presence_decides_about_null() -> None:
-    result = one(EVERY, DDL, "shop.Every", b"")
-    read = row(result, DDL)
+    read = row(every(b""))
     empty = {name for name, value in read.items() if value is None}
     assert empty == {"at", "wrapped", "maybe", "note", "text", "number", "inner"}
     assert (read["id"], read["i64"], read["colour"], read["numbers"]) == ("", 0, "RED", [])
@@ -200,7 +208,7 @@ def test_presence_decides_about_null() -> None:
     message.inner.SetInParent()
     message.wrapped.SetInParent()
     message.at.SetInParent()
-    read = row(one(EVERY, DDL, "shop.Every", message.SerializeToString()), DDL)
+    read = row(every(message))
     assert (read["maybe"], read["note"], read["number"], read["text"]) == (0, "", 0, None)
     assert read["inner"] == {"n": 0, "s": None, "deeper": None, "more": []}
     assert (read["wrapped"], read["at"]) == (0, EPOCH)
@@ -218,8 +226,7 @@ def test_fields_can_have_the_names_of_methods() -> None:
 
 
 def test_floats_that_are_no_numbers_are_read() -> None:
-    message = Every(ratio=math.inf, amount=math.nan)
-    read = row(one(EVERY, DDL, "shop.Every", message.SerializeToString()), DDL)
+    read = row(every(Every(ratio=math.inf, amount=math.nan)))
     assert read["ratio"] == math.inf and math.isnan(read["amount"])
 
 
@@ -230,22 +237,10 @@ def test_changed_bytes_are_read_as_the_library_reads_them_or_refused(seed: int) 
         id="a1", at={"seconds": 10}, inners=[{"n": 1, "deeper": {"b": b"x"}}], counts={"k": 1}, words=["é"],
         colours=[1, 0], numbers=[1, 2, 300], by_number={1: {"s": "x"}}, u64=2**63, text="x", wrapped={"value": 5},
     ).SerializeToString()  # fmt: skip
-    changed = []
-    for _ in range(1_000):
-        value = bytearray(whole)
-        for _ in range(dice.randrange(1, 4)):
-            place = dice.randrange(len(value))
-            match dice.randrange(3):
-                case 0:
-                    value[place] = dice.choice((0, 1, 2, 0x7F, 0x80, 0xFF, value[place] ^ 8))
-                case 1:
-                    del value[place]
-                case _:
-                    value.insert(place, dice.choice((0, 2, 0x80, 0xFF)))
-        changed.append(bytes(value))
-    result = decoded(spec(), list(changed))
+    sent = [changed(whole, dice) for _ in range(1_000)]
+    result = decoded(spec(), sent)
     ids, good = result.rows["id"].to_pylist(), 0
-    for i, value in enumerate(changed):
+    for i, value in enumerate(sent):
         try:
             message = Every.FromString(value)
         except DecodeError:
@@ -296,7 +291,7 @@ NODE = HEAD + "message Node { Node next = 1; string id = 2; }"
 def test_odd_bytes(value: bytes | None, code: str | None, words: str) -> None:
     result = decoded(spec(NODE, "id STRING", "shop.Node"), [b"\x12\x01a", value, b"\x12\x01c"])
     assert result.rows["id"].to_pylist()[::2] == ["a", "c"]
-    assert {i: found for i, (found, _) in result.errors.items()} == ({1: code} if code else {})
+    assert codes(result) == ({1: code} if code else {})
     assert code is None or words in result.errors[1][1]
 
 
@@ -333,16 +328,15 @@ def part_of(name: str, value: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_values_that_do_not_fit(ddl: str, message: Any, code: str | None, words: str) -> None:
-    value = message if isinstance(message, bytes) else message.SerializeToString()
-    result = one(EVERY, ddl, "shop.Every", value)
-    assert {i: found for i, (found, _) in result.errors.items()} == ({0: code} if code else {})
+    result = every(message, ddl)
+    assert codes(result) == ({0: code} if code else {})
     assert code is None or words in result.errors[0][1]
 
 
 def test_other_types_of_columns() -> None:
     ddl = "colour INT, i32 BIGINT, i64 DOUBLE, u32 DECIMAL(12,2), ratio DOUBLE, id BINARY, raw STRING, s32 FLOAT"
     message = Every(colour=-5, i32=1, i64=2**60 + 1, u32=7, ratio=0.1, id="é", raw=b"x", s32=3)
-    assert row(one(EVERY, ddl, "shop.Every", message.SerializeToString()), ddl) == {
+    assert row(every(message, ddl), ddl) == {
         "colour": -5, "i32": 1, "i64": float(2**60), "u32": Decimal("7.00"), "ratio": pytest.approx(0.1),
         "id": "é".encode(), "raw": "x", "s32": 3.0,
     }  # fmt: skip
@@ -371,7 +365,7 @@ def test_other_types_of_columns() -> None:
     ],
 )  # fmt: skip
 def test_types_that_cannot_become_columns(ddl: str, message: str) -> None:
-    result = one(EVERY, ddl, "shop.Every", b"")
+    result = every(b"", ddl)
     assert result.errors[0][0] == "incompatible_schema" and message in result.errors[0][1]
 
 
@@ -389,7 +383,7 @@ OLD_DDL = "id STRING, level STRING, levels ARRAY<STRING>, extra STRUCT<n: INT>, 
 def test_proto2_is_read_with_its_rules() -> None:
     Old = type_of(PROTO2, "old.Old")
     message = Old(id="a", levels=[1, 2], extra={"n": 5}, by_name={"x": 1})
-    assert row(one(PROTO2, OLD_DDL, "old.Old", message.SerializeToString()), OLD_DDL) == {
+    assert row(one(PROTO2, OLD_DDL, "old.Old", message), OLD_DDL) == {
         "id": "a", "level": None, "levels": ["LOW", "HIGH"], "extra": {"n": 5}, "by_name": [("x", "LOW")], "inner": None,
     }  # fmt: skip
     # A required field that is missing is a null like any other: NOT NULL decides.
@@ -430,12 +424,11 @@ def test_the_wire_format_names_schema_and_message() -> None:
         indexed(2, Newer(id="d", n=2**40), 0),
         indexed(2, b"\x02\x00" + Newer(id="e").SerializeToString())[:5] + b"\x02\x00" + Newer(id="e").SerializeToString(),
     ]  # fmt: skip
-    result = decoded(spec_by_id(TWO, THIRD, ddl="id STRING, n BIGINT"), list(sent))
+    result = decoded(spec_by_id(TWO, THIRD, ddl="id STRING, n BIGINT"), sent)
     assert not result.errors
     assert result.rows["id"].to_pylist() == ["a", "b", "c", "d", "e"]
     assert result.rows["n"].to_pylist() == [1, 2, None, 2**40, 0]
-    spec = spec_by_id(TWO, THIRD, ddl="id STRING, n BIGINT", message="shop.Order")
-    result = decoded(spec, list(sent))
+    result = decoded(spec_by_id(TWO, THIRD, ddl="id STRING, n BIGINT", message="shop.Order"), sent)
     found = "schema id 1: expected message shop.Order, found shop.Other.In"
     assert dict(result.errors) == {2: ("incompatible_schema", found)}
 
@@ -460,7 +453,7 @@ def test_the_wire_format_names_schema_and_message() -> None:
 def test_odd_wire_formats(value: bytes | None, code: str | None, words: str) -> None:
     good = indexed(1, b"\x0a\x01a", 1)
     result = decoded(spec_by_id(TWO, ddl="id STRING"), [good, value, good])
-    assert {i: found for i, (found, _) in result.errors.items()} == ({1: code} if code else {})
+    assert codes(result) == ({1: code} if code else {})
     assert code is None or words in result.errors[1][1]
     with pytest.raises(UnlistedSchema):
         decoded(spec_by_id(TWO, ddl="id STRING"), [indexed(9, b"", 1)])
@@ -489,7 +482,7 @@ DECIMALS = (
 )
 def test_decimals_of_confluent(value: bytes, scale: int, total: str | None) -> None:
     message = type_of(DECIMALS, ORDER)(total={"value": value, "scale": scale})
-    result = one(DECIMALS, "total DECIMAL(12,2)", ORDER, message.SerializeToString())
+    result = one(DECIMALS, "total DECIMAL(12,2)", ORDER, message)
     assert [code for code, _ in result.errors.values()] == ([] if total else ["wrong_type"])
     assert result.rows["total"][0].as_py() == (None if total is None else Decimal(total))
 
@@ -513,9 +506,8 @@ def test_dates_of_google(day: tuple[int, int, int], expected: date | None) -> No
     )  # fmt: skip
     on = dict(zip(("year", "month", "day"), day, strict=True))
     message = type_of(text, "google.type.Order")(on=on)
-    result = one(text, "`on` DATE", "google.type.Order", message.SerializeToString())
-    found = [code for code, _ in result.errors.values()]
-    assert found == ["unreadable_timestamp" for _ in range(expected is None)]
+    result = one(text, "`on` DATE", "google.type.Order", message)
+    assert [*codes(result).values()] == ([] if expected else ["unreadable_timestamp"])
     assert result.rows["on"][0].as_py() == expected
 
 
@@ -525,12 +517,12 @@ def test_fields_without_a_column_are_listed() -> None:
         Order(id="a").SerializeToString(), Order(id="b", n=5).SerializeToString() + b"\x50\x01\x4a\x00\x50\x01", b"\xff",
     ]  # fmt: skip
     given: dict[str, Any] = {"text": THIRD, "ddl": "id STRING", "message": "shop.Order"}
-    listed = decoded(spec(**given, lists_unknown=True), list(sent))
+    listed = decoded(spec(**given, lists_unknown=True), sent)
     assert listed.unknown == {1: ["#9", "#10", "n"]} and list(listed.errors) == [2]
-    refused = decoded(spec(**given, refuses_unknown=True), list(sent))
+    refused = decoded(spec(**given, refuses_unknown=True), sent)
     expected = ("unknown_field", "expected no fields beside those of the schema, found #9, #10, n")
     assert refused.errors[1] == expected
-    assert not decoded(spec(**given), list(sent)).unknown
+    assert not decoded(spec(**given), sent).unknown
 
 
 def test_documents_are_their_json() -> None:
@@ -547,12 +539,12 @@ def test_documents_are_their_json() -> None:
     nan = order(v={"number_value": math.nan})
     sent = [whole, order(), nan, b"\x0a\x06\x0a\x04\x12\x02\x0a\x00"]
     values = [one if isinstance(one, bytes) else one.SerializeToString() for one in sent]
-    result = decoded(spec(text, ddl, "shop.Order"), list(values))
+    result = decoded(spec(text, ddl, "shop.Order"), values)
     assert result.rows.select(["o", "v", "l"]).to_pylist()[:2] == [
         {"o": '{"b": true, "n": 9007199254740992.0, "z": {"a": [1.0, 1.5, "é", null]}}', "v": "5.0", "l": ['["x"]']},
         {"o": None, "v": None, "l": []},
     ]  # fmt: skip
-    assert {i: code for i, (code, _) in result.errors.items()} == {2: "wrong_type", 3: "wrong_type"}
+    assert codes(result) == {2: "wrong_type", 3: "wrong_type"}
 
 
 def test_extensions_are_fields_without_a_column() -> None:
@@ -587,6 +579,43 @@ def test_files_may_come_before_those_that_they_import() -> None:
 
 
 def test_time_is_cut_to_microseconds_before_1970_too() -> None:
-    message = Every(at={"seconds": -2, "nanos": 999_999_999})
-    [at] = one(EVERY, DDL, "shop.Every", message.SerializeToString()).rows["at"].to_pylist()
+    at = row(every(Every(at={"seconds": -2, "nanos": 999_999_999})))["at"]
     assert at == EPOCH - timedelta(seconds=1, microseconds=1)
+
+
+# Descriptor files: those as which a stream's columns can be read, or the reason.
+
+ORDERS = HEAD + "message Order { string id = 1; int64 n = 2; }"
+
+
+def stream_of(file: Path, ddl: str = "id STRING NOT NULL, n BIGINT", **more: Any) -> Stream:
+    form = {"type": "protobuf", "descriptor": file, "message": "shop.Order"} | more
+    return new_stream(format=form, schema=ddl, key="id")
+
+
+def test_plain_messages_are_read_by_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "shop.desc"
+    file.write_bytes(base64.b64decode(descriptors(ORDERS)))
+    of = stream_of(file)
+    value = type_of(ORDERS, "shop.Order")(id="a", n=7).SerializeToString()
+    result = decoded(decode_spec(of, Schemas(of, None).known), [value])
+    assert not result.errors
+    assert result.rows.select(["id", "n"]).to_pylist() == [{"id": "a", "n": 7}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ddl": "id INT"}, "id: expected a type readable as int, found string"),
+        ({"message": "shop.Nothing"}, "expected a message shop.Nothing, found none"),
+        ({"file": "none.desc"}, "No such file"),
+        ({"file": "other.desc"}, "expected a set of file descriptors, found none"),
+    ],
+)
+def test_an_unusable_file_ends_the_job(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    (tmp_path / "shop.desc").write_bytes(base64.b64decode(descriptors(ORDERS)))
+    (tmp_path / "other.desc").write_bytes(b"{}")
+    of = stream_of(tmp_path / given.pop("file", "shop.desc"), **given)
+    for use in (lambda: read_descriptors(of), lambda: Schemas(of, None)):
+        with pytest.raises(ConfigurationError, match=rf"format\.descriptor .*{message}"):
+            use()
