@@ -193,9 +193,12 @@ class StreamLake:
         """Stage rows, and publish them as the speed layer."""
         self.land(self.speed(self.stage(rows), offsets, **values))
 
-    def roll(self) -> frozenset[str]:
-        """Publish the dead letters that wait."""
-        return roll_forward(self.lake, self.stream.dead_letters_table, self.state())
+    def roll(self, state: State | None = None) -> frozenset[str]:
+        """Publish the dead letters that wait, by the state of now or of another time."""
+        return roll_forward(self.lake, self.stream.dead_letters_table, state or self.state())
+
+    def letters(self) -> Table:
+        return self.lake.load(self.stream.dead_letters_table)
 
     def add_archive(self) -> str:
         """Create the archive's table, and return its name."""

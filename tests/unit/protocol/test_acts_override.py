@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 from brokers import Broker
 from conf_folders import said
-from lakes import FIRST, StreamLake, decide, new_environment, new_lake, new_state
+from lakes import FIRST, StreamLake, at_next_commit, decide, new_lake, new_state
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.files import delete_files
 from anabranch.iceberg.manifests import files_by_branch
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift, start_of
+from anabranch.operations.reports.acts import act_records, hours_words
 from anabranch.operations.reports.status import HourSummary, hour_rows
-from anabranch.protocol import ledger
 from anabranch.protocol.acts import Served, plan_override, serve_hour
-from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.apply import restore_ledger
+from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
+from anabranch.protocol.ledger import decision, newest
+from anabranch.protocol.ledger_row import Act, LedgerRow, act_now
 from anabranch.protocol.merge import merge
 from anabranch.protocol.state import Accepted, State
+from batch_layer.plan import act_to_record
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 H = [shift(FIRST, i) for i in range(4)]
@@ -65,17 +68,12 @@ def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was w
 
 @pytest.mark.parametrize("table", ["rows", "dead letters"])
 def test_a_layer_whose_files_are_gone_does_not_serve(lake: StreamLake, table: str) -> None:
-    name = lake.name if table == "rows" else lake.stream.dead_letters_table
-    loaded = lake.lake.load(name)
+    loaded = lake.table() if table == "rows" else lake.letters()
     paths = [*files_by_branch(loaded)["speed"][H[0]]]
     delete_files(loaded.io, paths)
     with pytest.raises(Refused, match=f"expected the speed layer's files .* {paths[0]}, which"):
         choose(lake, "speed")
     assert lake.rows("main") == BY_BATCH
-
-
-def history(lake: StreamLake) -> list[LedgerRow]:
-    return lake.ledger.history()
 
 
 def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: StreamLake) -> None:
@@ -86,12 +84,9 @@ def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: Str
     assert lake.state().is_merged
     assert choose(lake, "auto", why="it was right") == Served(H[0], "batch", None, True)
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
-    decisions = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
-    expected = [
-        ("served", "speed", "the gate was wrong", 1),
-        ("served", "batch", "it was right", 1),
-    ]
-    assert decisions == expected
+    decisions = [(r.decision, r.served, r.reason, r.revision) for r in lake.ledger.history()]
+    reasons = (("speed", "the gate was wrong"), ("batch", "it was right"))
+    assert decisions == [("served", *reason, 1) for reason in reasons]
 
 
 def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
@@ -109,7 +104,7 @@ def test_repeating_a_choice_changes_nothing(lake: StreamLake) -> None:
     assert not choose(lake, "speed").changed
     assert not choose(lake, "auto", 1).changed
     assert lake.state().heads == heads
-    assert len(history(lake)) == 1
+    assert len(lake.ledger.history()) == 1
 
 
 def test_a_restatement_waits_behind_an_override_and_then_serves(lake: StreamLake) -> None:
@@ -149,15 +144,13 @@ def test_a_layer_without_it_is_refused(values: dict[str, Any], choice: Any, reas
 
 
 def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
-    state = lake.state()
-    skipped = replace(state.timeline, skipped=(H[0],))
-    lake.change(Change("speed"), timeline=skipped)
+    lake.change(Change("speed"), timeline=replace(lake.state().timeline, skipped=(H[0],)))
     heads = lake.state().heads
     with pytest.raises(Refused, match="batch keeps serving it"):
         choose(lake, "speed")
     assert lake.state().heads == heads
     assert lake.rows("main") == BY_BATCH
-    assert history(lake) == []
+    assert lake.ledger.history() == []
 
 
 def test_an_hour_that_is_not_sealed_or_never_was_is_not_chosen(lake: StreamLake) -> None:
@@ -168,14 +161,8 @@ def test_an_hour_that_is_not_sealed_or_never_was_is_not_chosen(lake: StreamLake)
 
 
 def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
-    real, more = lake.lake.catalog.commit_table, lake.stage([(H[2], 0, 6)])
-
-    def commit_table(*args: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        assert lake.publish(lake.speed(more, {0: 7}), lake_=lake.again()) is Outcome.LANDED
-        return real(*args)
-
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    more, theirs = lake.stage([(H[2], 0, 6)]), lake.again()
+    at_next_commit(lake.lake, lambda: lake.publish(lake.speed(more, {0: 7}), lake_=theirs))
     choose(lake, "speed")
     assert lake.rows("main") == [*BY_SPEED, (H[2], 0, 6)]
 
@@ -196,14 +183,13 @@ def test_letters_of_a_swap_that_a_crash_left_are_rolled_forward(lake: StreamLake
         assert lake.dead("main") == DEAD_SPEED
     choose(lake, "auto")
     # A process that read the first swap before the second must not undo the second.
-    roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
+    lake.roll(stale)
     assert lake.dead("main") == DEAD_BATCH
 
 
 def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake) -> None:
     """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
-    row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
-    lake.ledger.record([row])
+    lake.ledger.record([decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))])
     past = {"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
     lake.change(Change("batch", properties=past), Change("main"))
     assert lake.state().accepted == {}, "the hazard did not happen"
@@ -222,8 +208,7 @@ def view(state: State, *rows: LedgerRow, at: str = H[2]) -> list[HourSummary]:
 def test_every_hour_is_shown_up_to_the_running_one_whether_or_not_the_ledger_has_it() -> None:
     timeline = Timeline(FIRST, H[2], {0: 6}, sealed={H[1]: CUTS[1]})
     state = new_state(timeline, {0: 6}, accepted={H[0]: Accepted(2, CUTS[0])})
-    shown = [(v.hour, v.state, v.revision, v.served, v.cut) for v in view(state, at=H[3])]
-    assert shown == [
+    assert [(v.hour, v.state, v.revision, v.served, v.cut) for v in view(state, at=H[3])] == [
         (H[0], "accepted", 2, "batch", CUTS[0].ranges),
         (H[1], "sealed", 0, "speed", CUTS[1].ranges),
         (H[2], "open", 0, "speed", None),
@@ -259,7 +244,7 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
 
 
 def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expect: int = 0) -> str:
-    job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+    job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
     return said(*arguments, expect=expect)
 
@@ -286,3 +271,109 @@ def test_merge_and_hours_show_the_choice(lake: StreamLake, monkeypatch: pytest.M
     first = json.loads(run(lake, monkeypatch, "hours", "events", "--output", "json"))[0]
     assert first["served"] == "speed"
     assert first["reason"] == "served by speed by choice: the gate was wrong"
+
+
+# Each operator's act is in the ledger with user, host, time and reason; no other decision.
+
+ACT = Act("restate", "ada", "ops-1", NOW, "late schema")
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
+    """Hour 0 sealed; the operator is ada."""
+    monkeypatch.setenv("LOGNAME", "ada")
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, H[1], {0: 3}, sealed={FIRST: CUTS[0]}))
+    made.publish(made.speed(made.stage([(FIRST, 0, o) for o in range(3)]), {0: 3}))
+    return made
+
+
+def test_an_act_is_the_same_waiting_and_read_back(sealed: StreamLake) -> None:
+    row = decision(FIRST, "accepted", 2, CUTS[0], NOW, "one", served="batch", act=ACT)
+    assert LedgerRow.from_waiting(row.as_waiting()).act == ACT
+    sealed.ledger.record([row, decision(FIRST, "sealed", 0, CUTS[0], NOW, "zero")])
+    assert [read.act for read in sealed.ledger.history() if read.decision_id == "one"] == [ACT]
+    assert [read.decision_id for read in sealed.ledger.acts()] == ["one"]
+
+
+def test_a_chosen_layer_is_recorded_with_its_operator(sealed: StreamLake) -> None:
+    publisher = sealed.publisher
+    began = datetime.now(UTC)
+    assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
+    assert not serve_hour(publisher, FIRST, "speed", "again").changed
+    [record] = act_records(sealed.ledger.acts())
+    assert (record.act, record.user, record.why) == ("override", "ada", "batch dropped too much")
+    assert record.host
+    assert began <= record.at <= datetime.now(UTC)
+    assert (record.hours, record.decisions) == ((FIRST,), {"served": 1})
+
+
+def test_a_reason_that_is_no_text_is_refused_before_anything_is_published(
+    sealed: StreamLake,
+) -> None:
+    """Python reads an argument that is no UTF-8 so. The ledger cannot store its row."""
+    publisher, before = sealed.publisher, sealed.state().heads
+    with pytest.raises(ConfigurationError, match=r"--why: expected UTF-8 text, found 'caf.udce9'"):
+        serve_hour(publisher, FIRST, "speed", "caf\udce9")
+    with pytest.raises(ConfigurationError, match=r"--why: expected a reason, found none"):
+        serve_hour(publisher, FIRST, "speed", " ")
+    assert sealed.state().heads == before
+    sealed.publisher.recover()
+
+
+def test_an_act_over_many_hours_is_one_record(sealed: StreamLake) -> None:
+    why = "the balance does not close"
+    accepted = (
+        decision(h, "accepted", 2, CUTS[0], NOW, h, act=ACT, reason=ACT.why) for h in (H[1], FIRST)
+    )
+    refused = decision(H[2], "refused", 2, CUTS[0], NOW, "r", act=ACT, reason=why)
+    by_itself = decision(H[3], "accepted", 1, CUTS[0], NOW, "by itself")
+    sealed.ledger.record([*accepted, refused, by_itself])
+    [record] = act_records(sealed.ledger.acts())
+    assert record.hours == (FIRST, H[1], H[2])
+    assert record.decisions == {"accepted": 2, "refused": 1}
+    assert record.reasons == (why,)
+    assert hours_words(record) == f"{FIRST}..{H[2]} (3)"
+
+
+def test_a_redelivery_does_not_change_the_ledger(sealed: StreamLake) -> None:
+    sealed.ledger.record([decision(FIRST, "refused", 1, CUTS[0], NOW, "refused", reason="no")])
+    before = newest(sealed.ledger.history())
+    act = act_now("redeliver", "restored a backup")
+    again = decision(FIRST, "redelivered", 0, None, act.at, reason="to lake", act=act)
+    sealed.ledger.record([again])
+    assert newest(sealed.ledger.history()) == before
+    assert sealed.ledger.remarkable_hours() == {FIRST}
+    assert [row.decision for row in sealed.ledger.history_since(0)] == ["refused"]
+    assert [row.decision for row in sealed.ledger.acts()] == ["redelivered"]
+
+
+def test_a_ledger_that_has_only_a_redelivery_of_an_hour_is_restored(sealed: StreamLake) -> None:
+    sealed.ledger.record([decision(FIRST, "redelivered", 0, None, NOW, "only", act=ACT)])
+    assert restore_ledger(sealed.lake, sealed.stream) == 1
+    assert [row.decision for row in sealed.ledger.history([FIRST])] == ["sealed"]
+
+
+def test_an_hour_follows_from_an_act_that_batch_would_not_have_done() -> None:
+    assert act_to_record(None, 1, ["a gap"], True) is None
+    assert act_to_record(ACT, 0, [], False) is None
+    assert act_to_record(ACT, 1, [], False) == ACT
+    chosen = act_to_record(ACT, 0, ["a gap"], True)
+    assert chosen is not None
+    assert (chosen.name, chosen.user) == ("accept", "ada")
+
+
+def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None:
+    first = decide(FIRST, "accepted", 2, CUTS[0], NOW, "a", act=ACT.as_dict())
+    assert newest([first])[FIRST].act == ACT
+    assert newest([first, decide(FIRST, "accepted", 3, CUTS[0], NOW, "b")])[FIRST].act is None
+
+
+def test_history_lists_acts(sealed: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts = ("history", "events", "--acts")
+    assert "no operator's act yet" in run(sealed, monkeypatch, *acts)
+    serve_hour(sealed.publisher, FIRST, "speed", "batch dropped too much")
+    shown = said(*acts)
+    for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
+        assert part in shown
+    assert "no operator's act yet" in said(*acts, "--hour", H[1])
+    assert "served" in said("history", "events", "--hour", FIRST)

@@ -31,8 +31,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def staged(lake: StreamLake, records: list[Row]) -> Staged:
-    name = lake.stream.archive_table
-    return stage(lake.lake, name, [record(*one) for one in records])
+    return stage(lake.lake, lake.stream.archive_table, [record(*one) for one in records])
 
 
 def land(
@@ -49,14 +48,11 @@ def archived(lake: StreamLake) -> list[Row]:
     return rows(lake.lake, lake.stream.archive_table, "main")
 
 
-def an_erasure(lake: StreamLake) -> Erasure:
-    since, until = lake.state().timeline.since, NOW + timedelta(days=30)
-    return Erasure("e", "n", NOW, until, since, "t", {0: 10})
-
-
 def record_erasure(lake: StreamLake) -> None:
     """Record an erasure in the branches, as `anabranch erase` does before the archive's head."""
-    publish = erasure.plan_request(lake.state(), an_erasure(lake), new_id())
+    since, until = lake.state().timeline.since, NOW + timedelta(days=30)
+    one = Erasure("e", "n", NOW, until, since, "t", {0: 10})
+    publish = erasure.plan_request(lake.state(), one, new_id())
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
 
 

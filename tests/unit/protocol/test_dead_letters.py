@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from brokers import Broker
 from foreign_programs import expire_all
-from lakes import FIRST, StreamLake, new_lake, new_state, waiting
+from lakes import FIRST, StreamLake, at_next_commit, new_lake, new_state, waiting
 
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.manifests import files_of
@@ -23,7 +23,6 @@ from anabranch.protocol.dead_letters import (
     is_due,
     lost_hours,
     remembered_ids,
-    roll_forward,
     waiting_batch,
     waiting_served,
     waiting_speed,
@@ -53,46 +52,34 @@ def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
 
 
 def batch_said(lake: StreamLake, staged: Staged | None, revision: int, at: datetime = NOW) -> State:
-    rows = lake.stage([(FIRST, 0, 0)])
-    item = waiting_batch(staged, FIRST, revision, at)
-    publish = lake.accept(rows, FIRST, Accepted(revision, CUT), dead_letters=(item,))
-    lake.land(publish)
+    letters = (waiting_batch(staged, FIRST, revision, at),)
+    rows, accepted = lake.stage([(FIRST, 0, 0)]), Accepted(revision, CUT)
+    lake.land(lake.accept(rows, FIRST, accepted, dead_letters=letters))
     return lake.state()
-
-
-def roll(lake: StreamLake, state: State) -> frozenset[str]:
-    return roll_forward(lake.lake, lake.stream.dead_letters_table, state)
 
 
 def test_a_crash_between_the_two_publishes_is_rolled_forward_once(lake: StreamLake) -> None:
     staged = lake.stage_dead(D, "speed")
     state = speed_said(lake, staged)
     assert lake.dead("main") == [], "the hazard did not happen"
-    assert roll(lake, state) == {staged.wap_id}
+    assert lake.roll(state) == {staged.wap_id}
     for again in (state, lake.state()):
-        assert roll(lake, again) == {staged.wap_id}
+        assert lake.roll(again) == {staged.wap_id}
     assert [lake.dead(b) for b in ("speed", "main", "batch")] == [D, D, []]
 
 
 def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) -> None:
     staged = lake.stage_dead(D, "speed")
-    state, real = speed_said(lake, staged), lake.lake.catalog.commit_table
-
-    def commit_table(*args: object) -> object:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        assert roll_forward(lake.again(), lake.stream.dead_letters_table, state) == {staged.wap_id}
-        return real(*args)
-
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    assert roll(lake, state) == {staged.wap_id}
+    state, theirs, found = speed_said(lake, staged), lake.again(), list[frozenset[str]]()
+    name = lake.stream.dead_letters_table
+    at_next_commit(lake.lake, lambda: found.append(dead_letters.roll_forward(theirs, name, state)))
+    assert [lake.roll(state), *found] == [{staged.wap_id}] * 2
     assert lake.dead("main") == D
 
 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
-    state = speed_said(lake, lake.stage_dead(D, "speed"))
-    done = roll(lake, state)
-    confirmed = Confirmed(letters=done)
-    lake.change(Change("speed"), Change("main"), timeline=state.timeline, confirmed=confirmed)
+    confirmed = Confirmed(letters=lake.roll(speed_said(lake, lake.stage_dead(D, "speed"))))
+    lake.change(Change("speed"), Change("main"), confirmed=confirmed)
     assert [waiting(lake.state(), b, DEAD_LETTERS) for b in ("speed", "main")] == [[], []]
 
 
@@ -110,17 +97,17 @@ def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake
 
 
 def test_an_accepted_hours_dead_letters_replace_those_of_the_speed_layer(lake: StreamLake) -> None:
-    roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
-    roll(lake, batch_said(lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1))
+    lake.roll(speed_said(lake, lake.stage_dead(D, "speed")))
+    lake.roll(batch_said(lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1))
     assert lake.dead("speed") == D
     assert lake.dead("main") == lake.dead("batch") == [*D, (FIRST, 0, 9)]
 
 
 def test_an_accepted_hour_without_dead_letters_empties_it(lake: StreamLake) -> None:
-    roll(lake, speed_said(lake, lake.stage_dead([*D, (SECOND, 0, 12)], "speed")))
-    roll(lake, batch_said(lake, None, 1))
+    lake.roll(speed_said(lake, lake.stage_dead([*D, (SECOND, 0, 12)], "speed")))
+    lake.roll(batch_said(lake, None, 1))
     assert lake.dead("main") == [(SECOND, 0, 12)]
-    roll(lake, lake.state())
+    lake.roll()
     assert lake.dead("main") == [(SECOND, 0, 12)]
 
 
@@ -128,7 +115,7 @@ def test_a_revision_that_was_replaced_is_passed_over(lake: StreamLake) -> None:
     batch_said(lake, lake.stage_dead(D, "batch"), 1)
     state = batch_said(lake, lake.stage_dead(D[:1], "batch"), 2, NOW + timedelta(minutes=1))
     assert len(state.dead_letters) == 2
-    assert len(roll(lake, state)) == 2
+    assert len(lake.roll(state)) == 2
     assert lake.dead("main") == lake.dead("batch") == D[:1]
 
 
@@ -137,18 +124,16 @@ def test_late_letters_of_a_now_accepted_hour_go_to_speed(lake: StreamLake) -> No
     stale = speed_said(lake, lake.stage_dead(D, "speed"))
     accepted = batch_said(lake, lake.stage_dead(D, "batch"), 1, NOW - timedelta(minutes=1))
     only_batch = [item for item in accepted.dead_letters if item["layer"] == "batch"]
-    roll(lake, State(**(vars(accepted) | {"dead_letters": tuple(only_batch)})))
+    lake.roll(State(**(vars(accepted) | {"dead_letters": tuple(only_batch)})))
     assert lake.dead("main") == D
-    roll(lake, stale)
-    assert lake.dead("main") == D
-    assert lake.dead("speed") == D
+    lake.roll(stale)
+    assert lake.dead("main") == lake.dead("speed") == D
 
 
 def test_an_hour_given_to_speed_keeps_its_dead_letters(lake: StreamLake) -> None:
-    roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
-    override = Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})})
-    lake.change(override)
-    roll(lake, batch_said(lake, lake.stage_dead(D[:1], "batch"), 1))
+    lake.roll(speed_said(lake, lake.stage_dead(D, "speed")))
+    lake.change(Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})}))
+    lake.roll(batch_said(lake, lake.stage_dead(D[:1], "batch"), 1))
     assert lake.dead("main") == D
     assert lake.dead("batch") == D[:1]
 
@@ -174,16 +159,16 @@ def age(lake: StreamLake, name: str, by: timedelta) -> None:
     path.write_text(json.dumps(metadata))
 
 
-def named(lake: StreamLake) -> tuple[Staged, State]:
+def named(lake: StreamLake, protected: bool = True) -> tuple[Staged, State]:
     """Dead letters that a publish of the speed layer names."""
-    staged = lake.stage_dead(D, "speed")
+    staged = lake.stage_dead(D, "speed", protected=protected)
     return staged, speed_said(lake, staged)
 
 
 def forget_staged(lake: StreamLake, staged: Staged) -> None:
     """Delete the snapshot although a publish names it, which our code no longer does."""
     lake.lake.discard(lake.stream.dead_letters_table, staged)
-    assert find_staged(lake.lake.load(lake.stream.dead_letters_table), staged.wap_id) is None
+    assert find_staged(lake.letters(), staged.wap_id) is None
 
 
 def delete(*paths: str) -> None:
@@ -205,7 +190,7 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     assert publisher.confirmed.letters == {one.wap_id for one in staged}
     assert lake.dead("main") == lake.dead("speed") == D
     # Snapshots that no publish names are abandoned after a day, as before.
-    assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
+    assert find_staged(lake.letters(), abandoned.wap_id) is None
 
 
 def test_no_process_discards_files_that_a_publish_names(lake: StreamLake) -> None:
@@ -213,10 +198,9 @@ def test_no_process_discards_files_that_a_publish_names(lake: StreamLake) -> Non
     other = lake.stage_dead(D[:1], "speed")
     for one in (staged, other):
         discard(lake.lake, lake.stream, one)
-    table = lake.lake.load(lake.stream.dead_letters_table)
-    assert find_staged(table, staged.wap_id) is not None
-    assert find_staged(table, other.wap_id) is None
-    assert roll(lake, state) == {staged.wap_id}
+    assert find_staged(lake.letters(), staged.wap_id) is not None
+    assert find_staged(lake.letters(), other.wap_id) is None
+    assert lake.roll(state) == {staged.wap_id}
     assert lake.dead("main") == D
 
 
@@ -224,65 +208,52 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     staged, state = named(lake)
     forget_staged(lake, staged)
     for again in (state, lake.state()):
-        assert roll(lake, again) == {staged.wap_id}
+        assert lake.roll(again) == {staged.wap_id}
     assert lake.dead("main") == lake.dead("speed") == D
     # The files are as they were staged, including the values by which readers skip files.
-    table = lake.lake.load(lake.stream.dead_letters_table)
+    table = lake.letters()
     files = files_of(table, "main", FIRST)
+    same = ("record_count", "partition", "file_size_in_bytes", "lower_bounds", "upper_bounds")
     for file, before in zip(files, staged.files, strict=True):
         assert file.file_path == before.file_path.replace(".parquet", "-copy.parquet")
-        for name in (
-            "record_count",
-            "partition",
-            "file_size_in_bytes",
-            "lower_bounds",
-            "upper_bounds",
-        ):
-            assert getattr(file, name) == getattr(before, name)
+        assert [getattr(file, name) for name in same] == [getattr(before, name) for name in same]
     assert files_of(table, "main", SECOND) == ()
 
 
 def test_another_programs_expiry_spares_dead_letters_that_wait(lake: StreamLake) -> None:
     name = lake.stream.dead_letters_table
     for offset in (10, 11):
-        roll(lake, speed_said(lake, lake.stage_dead([(SECOND, 0, offset)], "speed")))
+        lake.roll(speed_said(lake, lake.stage_dead([(SECOND, 0, offset)], "speed")))
     staged, state = named(lake)
     deletes = expire_all(lake, name)
     assert deletes, "the hazard did not happen"
     assert find_staged(lake.lake.load(name), staged.wap_id) is not None
     delete(*deletes)
-    assert roll(lake, state) >= {staged.wap_id}
+    assert lake.roll(state) >= {staged.wap_id}
     assert lake.dead("main") == lake.dead("speed") == [*D, (SECOND, 0, 10), (SECOND, 0, 11)]
     assert not [ref for ref in lake.lake.load(name).metadata.refs if ref.startswith(STAGED)]
 
 
-def test_files_about_to_be_deleted_are_published_as_copies(lake: StreamLake) -> None:
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_files_about_to_be_deleted_are_published_as_copies(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a
     publish between the two names them. The branch that protects what is staged was dropped."""
-    staged = lake.stage_dead(D, "speed", protected=False)
-    state = speed_said(lake, staged)
-    deletes = expire_all(lake, lake.stream.dead_letters_table)
-    assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
-    for _ in range(2):
-        assert roll(lake, state) == {staged.wap_id}
-    delete(*deletes)
-    assert roll(lake, lake.state()) == {staged.wap_id}
-    assert lake.dead("main") == lake.dead("speed") == D
-
-
-def test_expired_letters_refuse_it(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    staged = lake.stage_dead(D, "speed", protected=False)
-    state, real, deletes = speed_said(lake, staged), lake.lake.land, list[str]()
+    (staged, state), real, name = named(lake, False), lake.lake.land, lake.stream.dead_letters_table
+    deletes = expire_all(lake, name) if when == "before" else []
 
     def land(*given: Any) -> Any:
-        if not deletes:
-            deletes.extend(expire_all(lake, lake.stream.dead_letters_table))
+        deletes.extend(() if deletes else expire_all(lake, name))
         return real(*given)
 
     monkeypatch.setattr(lake.lake, "land", land)
-    assert roll(lake, state) == {staged.wap_id}
+    for _ in range(2):
+        assert lake.roll(state) == {staged.wap_id}
+    assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
     delete(*deletes)
-    assert lake.dead("main") == D
+    assert lake.roll() == {staged.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == D
 
 
 @pytest.mark.parametrize("took", [NAMED_WITHIN, -NAMED_WITHIN])
@@ -290,8 +261,7 @@ def test_copies_of_unknown_age_are_made_again(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, took: timedelta
 ) -> None:
     """The hazard: the process slept while it copied: orphan removal may have deleted it."""
-    staged = lake.stage_dead(D, "speed", protected=False)
-    state, land, times = speed_said(lake, staged), lake.lake.land, list[datetime]()
+    (staged, state), land, times = named(lake, False), lake.lake.land, list[datetime]()
     expire_all(lake, lake.stream.dead_letters_table)
     first, read = datetime.now(UTC), list[int]()
 
@@ -305,29 +275,29 @@ def test_copies_of_unknown_age_are_made_again(
 
     monkeypatch.setitem(lake.lake.__dict__, "clock", SimpleNamespace(now=now))
     monkeypatch.setattr(lake.lake, "land", landed)
-    assert roll(lake, state) == {staged.wap_id}
+    assert lake.roll(state) == {staged.wap_id}
     assert read == [4], "expected a second attempt, with an age that is known"
     assert lake.dead("main") == D
 
 
 def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
     staged, state = named(lake)
-    table = lake.lake.load(lake.stream.dead_letters_table)
+    table = lake.letters()
     snapshot = staged_snapshot(table, staged.wap_id)
     assert snapshot is not None
     own = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == staged.snapshot_id]
     delete(*(m.manifest_path for m in own))
-    assert roll(lake, state) == {staged.wap_id}
+    assert lake.roll(state) == {staged.wap_id}
     assert lake.dead("main") == D
 
 
 def test_published_files_need_a_record(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: a branch remembers so many ids, and a publish names a set for longer."""
     staged, state = named(lake)
-    assert roll(lake, state) == {staged.wap_id}
+    assert lake.roll(state) == {staged.wap_id}
     monkeypatch.setattr(dead_letters, "DONE", "anabranch.forgotten")
-    assert find_staged(lake.lake.load(lake.stream.dead_letters_table), staged.wap_id) is None
-    assert roll(lake, state) == {staged.wap_id}
+    assert find_staged(lake.letters(), staged.wap_id) is None
+    assert lake.roll(state) == {staged.wap_id}
     assert lake.dead("main") == lake.dead("speed") == D
 
 
@@ -353,13 +323,13 @@ def test_missing_files_block_none(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert "when it rebuilds their hours" in message
     # Follow the message.
     found = lake.stage_dead([*D, (FIRST, 0, 9)], "batch")
-    roll(lake, batch_said(lake, found, 1, NOW + timedelta(minutes=2)))
+    lake.roll(batch_said(lake, found, 1, NOW + timedelta(minutes=2)))
     assert lake.dead("main") == [*D, (FIRST, 0, 9)]
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
 
 
 def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
-    roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
+    lake.roll(speed_said(lake, lake.stage_dead(D, "speed")))
     staged = lake.stage_dead(D, "batch")
     batch_said(lake, staged, 1)
     forget_staged(lake, staged)
@@ -378,10 +348,9 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     gone = {FIRST: "file f is gone", SECOND: "file g is gone"}
     lost = stream_run.with_losses(job, lake.state(), gone)
     assert {hour: order.why for hour, order in lost.items()} == {FIRST: "file f is gone"}
-    refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
-    lake.ledger.record([refused])
+    lake.ledger.record([ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")])
     assert stream_run.with_losses(job, lake.state(), {}) == {}, "tried once"
-    roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
+    lake.roll(batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
     assert lake.dead("main") == lake.dead("batch") == D
 
@@ -398,9 +367,8 @@ def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_p
 
 def test_the_remaining_files_of_an_hour_are_published(lake: StreamLake) -> None:
     one, two = lake.stage_dead(D[:1], "batch"), lake.stage_dead(D[1:], "batch")
-    both = Staged("both", 0, None, (*one.files, *two.files))
-    state = batch_said(lake, both, 1)
+    state = batch_said(lake, Staged("both", 0, None, (*one.files, *two.files)), 1)
     delete(two.files[0].file_path)
-    assert roll(lake, state) == {"both"}
+    assert lake.roll(state) == {"both"}
     assert lake.dead("main") == lake.dead("batch") == D[:1]
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}

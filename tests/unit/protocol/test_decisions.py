@@ -15,7 +15,7 @@ from queries import run_query
 from anabranch.cli.render.hours import history_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
@@ -24,7 +24,6 @@ from anabranch.operations.reports.explain import explain
 from anabranch.protocol import acts
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol.ledger_row import Kind, LedgerRow
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Confirmed
 from serving_layer.reader.selection import find_snapshot
 
@@ -46,13 +45,9 @@ def n_of(one: StreamLake, at: str) -> list[int]:
 def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2), event(0, 5, n=3)])
-    rebuild(
-        one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1},
-        reason="decided again after 2026-11-21T00",
-    )  # fmt: skip
-
+    again = "decided again after 2026-11-21T00"
+    rebuild(one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1}, reason=again)
     first, second, third = recorded(one, NEXT)
-
     assert [d.tag for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
     assert second.changed == {"good": [1, 2]}
     assert third.changed == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
@@ -60,9 +55,8 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert first.query == f'anabranch query "{sql}" --as-of {NEXT}-r1'
     assert first.readable.startswith("by its tag until ")
     assert third.readable == "it is the newest revision"
-    assert [d.reason for d in (first, second, third)] == [
-        None, "restated (`anabranch batch --restate`)", "decided again after 2026-11-21T00",
-    ]  # fmt: skip
+    reasons = [None, "restated (`anabranch batch --restate`)", again]
+    assert [d.reason for d in (first, second, third)] == reasons
     assert [n_of(one, at) for at in (f"{NEXT}-r1", f"{NEXT}-r2", "main")] == [[1], [2, 3], [4]]
 
 
@@ -72,8 +66,7 @@ def test_a_revision_replaced_under_speed_is_read_by_its_tag(one: StreamLake) -> 
     rebuild(one, 1, [event(0, 4, n=1)])
     acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     rebuild(one, 2, [event(0, 4, n=2)])
-    decisions = recorded(one, NEXT)
-    first = next(d for d in decisions if (d.decision, d.revision) == ("accepted", 1))
+    first = next(d for d in recorded(one, NEXT) if (d.decision, d.revision) == ("accepted", 1))
     assert n_of(one, "main") == [1, 9], "the hazard did not happen"
     assert n_of(one, f"{NEXT}-r1") == [1]
     assert first.readable.startswith("by its tag until ")
@@ -93,8 +86,7 @@ def test_a_missing_or_moved_tag_is_reported() -> None:
 
 
 def _revisions_of_history(of: Job) -> list[int]:
-    listed = protocol_decisions.decisions(of.lake, of.stream, NEXT)
-    return [decision.revision for decision in listed]
+    return [d.revision for d in protocol_decisions.decisions(of.lake, of.stream, NEXT)]
 
 
 def _revisions_of_explain(of: Job) -> list[int]:
@@ -120,16 +112,13 @@ def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
 ) -> None:
     """Just before or after the first load of the rows' table, an hour is accepted, its row is
     recorded, and the next publish removes the decision from the branches."""
-    done: list[Outcome] = []
+    done: list[bool] = []
 
     def accept_and_confirm() -> None:
         rebuild(one, 1, [event(0, offset) for offset in range(4, 10)])
-        state = one.state()
-        confirmed = Confirmed(frozenset(row.decision_id for row in state.decisions))
-        changes = (Change("batch"), Change("main"))
-        publish = Publish(new_id(), changes, state.timeline, confirmed=confirmed)
-        done.append(one.publish(publish, state))
-        assert one.state().decisions == ()
+        confirmed = Confirmed(frozenset(row.decision_id for row in one.state().decisions))
+        one.change(Change("batch"), Change("main"), confirmed=confirmed)
+        done.append(one.state().decisions == ())
 
     class Slow(Lake):
         def load(self, name: str) -> Table:
@@ -143,7 +132,7 @@ def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
             return table
 
     assert revisions(replace(job(one), lake=Slow(one.environment))) == [1]
-    assert done == [Outcome.LANDED]
+    assert done == [True]
 
 
 def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
@@ -154,12 +143,7 @@ def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
     ]  # fmt: skip
     decisions = protocol_decisions.history_rows("games.events", rows, {})
     assert [(d.hour, d.decision, d.revision, d.reason) for d in decisions] == [
-        (HOUR, "sealed", 0, None),
-        (HOUR, "accepted", 1, None),
-        (NEXT, "sealed", 0, None),
-        (NEXT, "refused", 1, "quality: no"),
-        (NEXT, "accepted", 1, None),
-        (NEXT, "refused", 2, "quality: again"),
+        (r.hour, r.decision, r.revision, r.reason) for r in [rows[i] for i in (0, 2, 1, 3, 4, 5)]
     ]
     assert decisions[4].sources == {"kafka": 2}
     # A refused restatement replaced nothing: the revision before it is the newest.

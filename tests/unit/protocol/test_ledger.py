@@ -111,39 +111,36 @@ def row(decision: Kind, revision: int = 1, hour: str = FIRST, **values: Any) -> 
 
 SEALED = row("sealed", revision=0, served="speed", offsets=10)
 ACCEPTED = row("accepted", good=9, served="batch")
+REFUSED = row("refused", reason="gap")
+REFUSED_AGAIN = row("refused", revision=2, reason="gap", good=3, served="batch")
+ACCEPTED_AGAIN = row("accepted", revision=2, good=10)
+SERVED = row("served", served="speed", reason="why")
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
         ([SEALED], {"decision": "sealed", "served": "speed", "offsets": 10}),
-        ([SEALED, ACCEPTED], {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1}),
-        ([SEALED, row("refused", reason="gap"), ACCEPTED], {"decision": "accepted", "reason": None, "good": 9}),
         (
-            [SEALED, ACCEPTED, row("refused", revision=2, reason="gap", good=3, served="batch")],
+            [SEALED, ACCEPTED],
+            {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1},
+        ),
+        ([SEALED, REFUSED, ACCEPTED], {"decision": "accepted", "reason": None, "good": 9}),
+        (
+            [SEALED, ACCEPTED, REFUSED_AGAIN],
             {"decision": "accepted", "revision": 1, "good": 9, "reason": "gap", "served": "batch"},
         ),
         (
-            [
-                ACCEPTED,
-                row("refused", revision=2, reason="gap", good=3),
-                row("accepted", revision=2, good=10),
-            ],
+            [ACCEPTED, REFUSED_AGAIN, ACCEPTED_AGAIN],
             {"decision": "accepted", "revision": 2, "good": 10, "reason": None},
         ),
-        ([SEALED, row("refused", reason="a"), row("refused", reason="b")], {"decision": "refused", "reason": "b"}),
-        ([ACCEPTED, row("served", served="speed", reason="why")], {"decision": "accepted", "served": "speed"}),
-        (
-            [SEALED, row("served", served="speed", reason="why")],
-            {"decision": "sealed", "revision": 0, "offsets": 10},
-        ),
-        (
-            [SEALED, row("refused", reason="gap"), row("served", served="speed", reason="why")],
-            {"decision": "refused", "reason": "gap"},
-        ),
+        ([SEALED, row("refused", reason="a"), REFUSED], {"decision": "refused", "reason": "gap"}),
+        ([ACCEPTED, SERVED], {"decision": "accepted", "served": "speed"}),
+        ([SEALED, SERVED], {"decision": "sealed", "revision": 0, "offsets": 10}),
+        ([SEALED, REFUSED, SERVED], {"decision": "refused", "reason": "gap"}),
         ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
     ],
-)  # fmt: skip
+)
 def test_the_newest_decision_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
     newest = ledger.newest(rows)[FIRST]
     assert {key: getattr(newest, key) for key in expected} == expected

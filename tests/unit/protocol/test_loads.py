@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from brokers import Broker
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake, at_next_commit, lose_answer, new_lake
 
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
@@ -44,27 +43,20 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     staged, dead = lake.stage([(FIRST, 0, 0)]), lake.stage_dead([(FIRST, 0, 1)], "speed")
     before = lake.state()
     row = ledger.decision(FIRST, "sealed", 0, Cut("t", {0: (0, 2)}), NOW)
-    named = dead_letters.waiting_speed(dead, NOW)
+    waits = dead_letters.waiting_speed(dead, NOW)
     with counted(lake) as loads:
-        publish = lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,))
+        publish = lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(waits,))
         landed = land(lake, publish, before)
-        assert landed is not None
-        handed_on = landed.state
-    assert not loads
-    assert handed_on == lake.state()
-    assert [d.hour for d in handed_on.decisions] == [FIRST]
+    assert landed is not None and not loads
+    assert landed.state == lake.state()
+    assert [d.hour for d in landed.state.decisions] == [FIRST]
     why = "over earlier heads"
     assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, why
 
 
-def test_a_lost_answer_returns_the_state(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, commit = lake.state(), lake.lake.catalog.commit_table
-
-    def lost(*given: Any) -> Any:
-        commit(*given)
-        raise ConnectionError("no answer")
-
-    monkeypatch.setattr(lake.lake.catalog, "commit_table", lost)
+def test_a_lost_answer_returns_the_state(lake: StreamLake) -> None:
+    state = lake.state()
+    at_next_commit(lake.lake, after=lose_answer)
     landed = land(lake, Publish(new_id(), (Change("speed"), Change("main")), state.timeline), state)
     assert landed is not None
     assert landed.state == lake.state()
@@ -90,36 +82,35 @@ def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
     assert not loads
 
 
-def test_dead_letters_are_decided_over_the_table_left_before(lake: StreamLake) -> None:
-    staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(3)]
-    named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
-    landed = land(lake, lake.speed(lake.stage([]), {0: 3}, dead_letters=named))
+def named(lake: StreamLake, count: int) -> tuple[set[str], State]:
+    """So many sets of dead letters that a publish names: their ids, and the state after it."""
+    staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(count)]
+    letters = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
+    landed = land(lake, lake.speed(lake.stage([]), {0: count}, dead_letters=letters))
     assert landed is not None
+    return {one.wap_id for one in staged}, landed.state
+
+
+def test_dead_letters_are_decided_over_the_table_left_before(lake: StreamLake) -> None:
+    ids, state = named(lake, 3)
     with counted(lake) as loads:
-        done = dead_letters.roll_forward(lake.lake, lake.stream.dead_letters_table, landed.state)
-    assert done == {one.wap_id for one in staged}
+        assert lake.roll(state) == ids
     # Each rests on a load of the rows' table that is younger than the dead letters'.
     assert loads == {lake.stream.dead_letters_table: 1, lake.name: 3}
     assert lake.dead("speed") == lake.dead("main") == [(FIRST, 0, i) for i in range(3)]
 
 
 def test_letters_published_meanwhile_are_decided_over_a_new_load(lake: StreamLake) -> None:
-    staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(2)]
-    named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
-    landed = land(lake, lake.speed(lake.stage([]), {0: 2}, dead_letters=named))
-    assert landed is not None
-    name, others = lake.stream.dead_letters_table, [lake.again()]
-    real = dead_letters.plan_commit
+    (ids, state), others, found = named(lake, 2), [lake.again()], list[frozenset[str]]()
+    name, real = lake.stream.dead_letters_table, dead_letters.plan_commit
 
     def overtaken(*given: Any) -> Any:
         if others:
-            shown = dead_letters.roll_forward(others.pop(), name, landed.state)
-            assert shown == {one.wap_id for one in staged}
+            found.append(dead_letters.roll_forward(others.pop(), name, state))
         return real(*given)
 
     with patch.object(dead_letters, "plan_commit", overtaken):
-        found = dead_letters.roll_forward(lake.lake, name, landed.state)
-        assert found == {one.wap_id for one in staged}
+        assert [lake.roll(state), *found] == [ids, ids]
     assert lake.dead("speed") == [(FIRST, 0, i) for i in range(2)], "each once"
 
 

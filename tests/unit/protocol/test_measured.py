@@ -14,6 +14,7 @@ import psutil
 import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
+from proofs import bury
 from waiting import wait_for
 
 from anabranch.common.counters import (
@@ -27,7 +28,7 @@ from anabranch.common.counters import (
     count_into,
     counting,
 )
-from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import branch_properties, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import start_of
@@ -54,7 +55,6 @@ from anabranch.protocol.measured import (
     read_runs,
     record_run,
 )
-from anabranch.protocol.publish import new_id
 from anabranch.protocol.watermarks import FRESH_THROUGH
 from speed_layer.plan import StagedBatch, readable_after
 
@@ -124,20 +124,19 @@ def test_a_processs_cpu_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) ->
     reported(meter, main)
     meter.landed(0.1)
     first = read_measured(main[MEASURED])["batch"].counts[CPU, ""]
+
+    def now() -> int:
+        return reported(meter, dict(main))["batch"].counts[CPU, ""]
+
     with subprocess.Popen(burn, stdin=subprocess.PIPE) as child:
-        wait_for(
-            lambda: reported(meter, dict(main))["batch"].counts[CPU, ""] >= first + 300,
-            "the child's CPU time",
-            30,
-        )
+        wait_for(lambda: now() >= first + 300, "the child's CPU time", 30)
         assert child.poll() is None
         child.communicate(b"\n")
     # A child that has ended stays counted, and is not counted again.
     after = reported(meter, main)["batch"].counts[CPU, ""]
     assert first + 300 <= after <= first + cpu_in_all() - before + 150
     # A stream of many in a process has none of it.
-    own = Meter("speed", Tally())
-    assert (CPU, "") not in reported(own, {})["speed"].counts
+    assert (CPU, "") not in reported(Meter("speed", Tally()), {})["speed"].counts
 
 
 def test_cpu_time_is_counted_once_and_not_at_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +172,11 @@ def test_however_long_a_stream_runs_the_property_stays_short() -> None:
     [(10, None, 10), (10, 40, 10), (3600, 30, 30), (-60, None, 0)],
     ids=["the first publish", "since", "stamped long ago", "stamped ahead"],
 )
-def test_the_oldest_rows_wait(tmp_path: Path, ago: int, fresh: int | None, waited: float) -> None:
-    one = new_lake(tmp_path)
+def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, waited: float) -> None:
     # The rows are stamped with the first moment of the day.
-    rows = one.stage([(FIRST, 0, 0)])
-    now = start_of(FIRST) + timedelta(seconds=ago)
-    stamp = (now - timedelta(seconds=fresh)).isoformat() if fresh is not None else None
-    main = {FRESH_THROUGH: stamp} if stamp is not None else {}
+    rows, now = one.stage([(FIRST, 0, 0)]), start_of(FIRST) + timedelta(seconds=ago)
+    stamp = None if fresh is None else (now - timedelta(seconds=fresh)).isoformat()
+    main = {FRESH_THROUGH: stamp} if stamp else {}
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
     assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
@@ -193,19 +190,12 @@ def reader(one: StreamLake) -> ContentReader:
     return ContentReader(Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
 
 
-def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
-    dead = one.stage_dead(letters, "speed")
-    table = one.lake.load(one.stream.dead_letters_table)
-    found = one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),)))
-    assert found is Outcome.LANDED
-
-
 def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = four_hours(tmp_path)
     running = "2026-11-21T04"
     one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
-    bury(one, [(running, 0, 90), (running, 0, 91)])
-    bury(one, [(HOURS[3], 0, 92), (HOURS[0], 0, 93)])
+    bury(one, [(running, 0, 90), (running, 0, 91)], ["main"])
+    bury(one, [(HOURS[3], 0, 92), (HOURS[0], 0, 93)], ["main"])
     for hour in HOURS[:2]:
         accept(one, hour, 10)
     asked = reader(one)
@@ -219,11 +209,10 @@ def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = new_lake(tmp_path)
     for offset in range(3):
-        bury(one, [(FIRST, 0, offset)])
+        bury(one, [(FIRST, 0, offset)], ["main"])
     monkeypatch.setattr(maintenance, "_OPENED", 2)
     asked = reader(one)
     assert asked.read(one.state(), NOW).dead_letters == {}
@@ -248,15 +237,9 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
 # The table records the runs of maintenance: bounded, and each run, also beside other commits.
 
 AT = datetime(2026, 11, 21, 2, 40, tzinfo=UTC)
-RUN = MaintenanceRun(
-    AT,
-    AT + timedelta(seconds=9),
-    24,
-    {
-        "games.events": MaintainedTable(96, 0, Size(3, 4096), Size(1, 10)),
-        "games.events_hours": MaintainedTable(5, 31),
-    },
-)
+EVENTS = MaintainedTable(96, 0, Size(3, 4096), Size(1, 10))
+TABLES = {"games.events": EVENTS, "games.events_hours": MaintainedTable(5, 31)}
+RUN = MaintenanceRun(AT, AT + timedelta(seconds=9), 24, TABLES)
 
 
 def run(minutes: int, **failed: str) -> MaintenanceRun:
@@ -292,11 +275,13 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
     for minute in range(21, 21 + 2 * KEPT):
         record_run(lake.lake, lake.name, run(minute, **{"speed hours": "x" * 10_000}))
     properties = lake.table().properties
-    reported = {key: text for key, text in properties.items() if key.startswith(MAINTAINED)}
-    runs = read_runs(properties)
+    runs, texts = (
+        read_runs(properties),
+        [properties[k] for k in properties if k.startswith(MAINTAINED)],
+    )
     assert len(runs) == KEPT + 1 and newest_complete(runs) == whole == runs[-1]
     assert [r.ended for r in runs] == sorted((r.ended for r in runs), reverse=True)
-    assert sum(map(len, reported.values())) < 12_000, "a metadata file grows by it"
+    assert sum(map(len, texts)) < 12_000, "a metadata file grows by it"
 
 
 def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:

@@ -41,13 +41,9 @@ def state_of(**values: Any) -> State:
     return new_state(timeline, offsets, **(given | values))
 
 
-Paths = dict[str, list[str]]
-
-
-def plan(state: State, *branches: Paths) -> Any:
-    return plan_merge(
-        state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in branches)
-    )
+def plan(state: State, *branches: dict[str, list[str]]) -> Any:
+    files = ({h: {p: p for p in paths} for h, paths in b.items()} for b in branches)
+    return plan_merge(state, *files)
 
 
 def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]:
@@ -123,15 +119,17 @@ RIGHT = [(H0, 0, 0), (H1, 0, 3)]
 
 
 def say(lake: StreamLake, overrides: dict[str, str]) -> None:
-    change = Change("main", properties={OVERRIDES: json.dumps(overrides)})
-    lake.change(change)
+    lake.change(Change("main", properties={OVERRIDES: json.dumps(overrides)}))
+
+
+def swaps(lake: StreamLake, **how: bool) -> list[Swap]:
+    return merge(lake.lake, lake.stream, **({"everything": True} | how)).swaps
 
 
 def wreck(lake: StreamLake) -> None:
     """Take all that `main` holds, as a restored branch may."""
-    state = lake.state()
-    files = tuple(f for hour in files_by_hour(state.table, "main").values() for f in hour.values())
-    lake.change(Change("main", remove=files), timeline=state.timeline)
+    hours = files_by_hour(lake.table(), "main").values()
+    lake.change(Change("main", remove=tuple(f for files in hours for f in files.values())))
 
 
 def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
@@ -140,7 +138,7 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
     wreck(lake)
     assert lake.rows("main") == [], "the hazard did not happen"
     before = lake.state().heads
-    assert [s.hour for s in merge(lake.lake, lake.stream, everything=True).swaps] == [H0, H1]
+    assert [s.hour for s in swaps(lake)] == [H0, H1]
     assert lake.rows("main") == RIGHT
     found = {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()}
     assert found == {h: set(f) for h, f in files.items()}
@@ -152,16 +150,15 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
 
 def test_merging_again_changes_nothing(lake: StreamLake) -> None:
     head = lake.state().heads
-    assert merge(lake.lake, lake.stream).swaps == []
-    assert merge(lake.lake, lake.stream, everything=True).swaps == []
+    assert swaps(lake, everything=False) == []
+    assert swaps(lake) == []
     assert lake.state().heads == head
 
 
 def test_a_dry_run_prints_the_swap_and_changes_nothing(lake: StreamLake) -> None:
     wreck(lake)
     head = lake.state().heads
-    found = [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps]
-    assert found == [H0, H1]
+    assert [s.hour for s in swaps(lake, dry_run=True)] == [H0, H1]
     assert lake.state().heads == head
 
 
@@ -170,25 +167,24 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
     before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
     lake.serve(rows, {0: 2})
-    lake.table().manage_snapshots().create_branch(before, "speed").commit()
+    lake.set_back("speed", before)
     assert needs_merge(lake.state()), "the hazard did not happen"
     merge(lake.lake, lake.stream)
     assert lake.rows("main") == rows
     assert lake.state().retained_hours == (H0,)
     for offset in (0, 1):
         assert not needs_merge(lake.state())
-        batch = StagedBatch("t", {H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
-        state = lake.state()
+        staged, ranges = lake.stage([rows[offset]]), {0: (offset, offset + 1)}
+        batch, state = StagedBatch("t", {H0: ranges}, staged, None), lake.state()
         decided = ResolvedState(state, state.position, state.timeline, NOW)
-        plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch, lake.lake.clock.now())
+        plan = plan_micro_batch(decided, ranges, batch, lake.lake.clock.now())
         assert plan.next is Next.PUBLISH
-        assert batch.rows is not None
-        hours = {f.file_path: H0 for f in batch.rows.files}
+        hours = {f.file_path: H0 for f in staged.files}
         lake.land(plan_publish(decided, plan, batch, hours), state)
         assert lake.rows("main") == rows, "published a second time"
     merge(lake.lake, lake.stream)
     state = lake.state()
-    assert (lake.rows("main"), lake.rows("speed")) == (rows, rows)
+    assert lake.rows("main") == lake.rows("speed") == rows
     assert state.retained_hours == ()
     assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
 
@@ -205,16 +201,16 @@ def test_a_publish_blind_to_a_moved_branch_does_not_mark_it(lake: StreamLake) ->
 
 def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:
     say(lake, {H0: "speed"})
-    merge(lake.lake, lake.stream, everything=True)
+    swaps(lake)
     assert lake.rows("main") == [(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]
     say(lake, {})
-    merge(lake.lake, lake.stream, everything=True)
+    swaps(lake)
     assert lake.rows("main") == RIGHT
 
 
 def test_an_override_that_the_layer_does_not_cover_leaves_the_hour_whole(lake: StreamLake) -> None:
     say(lake, {H1: "batch"})
-    (swap,) = merge(lake.lake, lake.stream, everything=True).swaps
+    (swap,) = swaps(lake)
     assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
     assert lake.rows("main") == RIGHT
 
@@ -230,7 +226,7 @@ def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake
     update.commit()
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
     assert not lake.state().is_merged
-    assert [s.hour for s in merge(lake.lake, lake.stream).swaps] == [H1]
+    assert [s.hour for s in swaps(lake, everything=False)] == [H1]
     assert lake.rows("main") == [*RIGHT, (H1, 0, 4)]
     assert lake.state().is_merged
 
@@ -277,26 +273,29 @@ def test_the_explanations_of_a_difference(
     assert unexplained_counts(difference, gaps) == left
 
 
-def test_offsets_behind_the_position_are_unread() -> None:
-    assert unread_ranges(new_state(DIFF_TIMELINE, {0: 10, 1: 8}), HOUR, CUT) == {}
-    assert unread_ranges(new_state(DIFF_TIMELINE, {0: 7, 1: 8}), HOUR, CUT) == {0: (7, 10)}
-    assert unread_ranges(new_state(DIFF_TIMELINE, {0: 99}), HOUR, CUT) == {1: (4, 8)}
+SKIPPED = replace(DIFF_TIMELINE, skipped=(HOUR,))
+DROPPED = replace(DIFF_TIMELINE, covered_from=NEXT)
+ADOPTED = replace(DIFF_TIMELINE, adoptions=(Adoption(HOUR, "former", {0: 0, 1: 0}),))
 
 
-def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
-    far = {0: 99, 1: 99}
-    found = unread_ranges(new_state(replace(DIFF_TIMELINE, skipped=(HOUR,)), far), HOUR, CUT)
-    assert found == CUT.ranges
-    got = unread_ranges(new_state(replace(DIFF_TIMELINE, covered_from=NEXT), far), HOUR, CUT)
-    assert got == CUT.ranges
-    kept = replace(DIFF_TIMELINE, covered_from=NEXT, kept=(HOUR,))
-    assert unread_ranges(new_state(kept, far), HOUR, CUT) == {}
+@pytest.mark.parametrize(
+    ("timeline", "offsets", "unread"),
+    [
+        pytest.param(DIFF_TIMELINE, {0: 10, 1: 8}, {}, id="read to its end"),
+        pytest.param(DIFF_TIMELINE, {0: 7, 1: 8}, {0: (7, 10)}, id="behind the position"),
+        pytest.param(DIFF_TIMELINE, {0: 99}, {1: (4, 8)}, id="a partition without a position"),
+        pytest.param(SKIPPED, {0: 99, 1: 99}, CUT.ranges, id="jumped over"),
+        pytest.param(DROPPED, {0: 99, 1: 99}, CUT.ranges, id="dropped"),
+        pytest.param(replace(DROPPED, kept=(HOUR,)), {0: 99, 1: 99}, {}, id="dropped before it"),
+        pytest.param(ADOPTED, {0: 0, 1: 0}, {}, id="of a log before this one"),
+    ],
+)
+def test_unread_offsets_of_an_hour(timeline: Timeline, offsets: Any, unread: Any) -> None:
+    assert unread_ranges(new_state(timeline, offsets), HOUR, CUT) == unread
 
 
-def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() -> None:
-    adopted = replace(DIFF_TIMELINE, adoptions=(Adoption(HOUR, "former", {0: 0, 1: 0}),))
-    assert unread_ranges(new_state(adopted, {0: 0, 1: 0}), HOUR, CUT) == {}
-    assert unread_ranges(new_state(adopted, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
+def test_an_hour_after_an_adoption_is_compared_with_the_position() -> None:
+    assert unread_ranges(new_state(ADOPTED, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
 
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:

@@ -48,16 +48,11 @@ def log_of(lake: StreamLake) -> tuple[dict[str, int], set[int]]:
     return snapshots.heads(table), {s.snapshot_id for s in table.snapshots()}
 
 
-def test_staged_rows_are_not_visible(lake: StreamLake) -> None:
-    staged = lake.stage(ROWS)
-    assert staged.rows == 3
-    assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
-    assert staged.parent_id == lake.state().heads["main"]
-
-
 def test_rows_and_position_become_visible_in_one_commit_on_two_branches(lake: StreamLake) -> None:
     before = lake.table().metadata_location
     staged = lake.stage(ROWS)
+    assert staged.parent_id == lake.state().heads["main"]
+    assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
     staged_at = lake.table().metadata_location
     lake.land(lake.speed(staged, {0: 3}))
     assert (lake.rows("speed"), lake.rows("main"), lake.rows("batch")) == (ROWS, ROWS, [])
@@ -88,11 +83,7 @@ def test_a_head_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, mov
     lake.move(moved)
     state = lake.state()
     publish = lake.speed(staged, {0: 3}, state)
-    with lake.table().manage_snapshots() as manage:
-        if moved == "main":
-            manage.rollback_to_snapshot(before)
-        else:
-            manage.create_branch(before, moved)
+    lake.set_back(moved, before)
     assert lake.state().heads[moved] == before, "the hazard did not happen"
     assert lake.publish(publish, state) is Outcome.REFUSED
     assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
@@ -100,15 +91,14 @@ def test_a_head_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, mov
 
 def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> None:
     lake.serve(ROWS, {0: 3})
-    staged = lake.stage(ROWS)
-    state = lake.state()
-    publish = lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})), state)
+    staged, accepted, state = lake.stage(ROWS), Accepted(1, Cut("t", {0: (0, 3)})), lake.state()
+    publish = lake.accept(staged, FIRST, accepted, state)
     lake.move("speed")
     files = lake.metadata_files()
     assert lake.publish(publish, state) is Outcome.REFUSED
     assert lake.metadata_files() == files
-    lake.land(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)}))))
-    assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
+    lake.land(lake.accept(staged, FIRST, accepted))
+    assert [lake.rows(b) for b in BRANCHES] == [ROWS] * 3
     (main,) = manifests.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
 
@@ -306,17 +296,14 @@ def test_metadata_files_that_fell_out_of_the_log_are_deleted(lake: StreamLake) -
 
 def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLake) -> None:
     lake.serve(ROWS, {0: 3})
-    state = lake.state()
-    tag = Tag("main-then", state.heads["main"], 60_000)
-    lake.change(Change("speed"), timeline=state.timeline, tags=(tag,))
+    lake.change(Change("speed"), tags=(Tag("main-then", lake.state().heads["main"], 60_000),))
     lake.serve(MORE, {0: 5})
     ref = lake.table().metadata.refs["main-then"]
     assert ref.snapshot_ref_type == SnapshotRefType.TAG
     assert lake.table().scan(snapshot_id=ref.snapshot_id).to_arrow().num_rows == 3
     state = lake.state()
     assert expiry.expired_tags(state.table, NOW) == ()
-    later = datetime.now(UTC) + timedelta(seconds=61)
-    commit = commit_of(state, "speed", later)
+    commit = commit_of(state, "speed", (datetime.now(UTC) + timedelta(seconds=61)))
     assert commit.drop_tags == ("main-then",)
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     tags = {snapshots.PUBLISHED + branch for branch in BRANCHES}
@@ -327,10 +314,8 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
 
 
 def test_a_publish_that_changes_a_layers_rows_must_state_the_new_main(lake: StreamLake) -> None:
-    staged, state = lake.stage(ROWS), lake.state()
-    publish = Publish(staged.wap_id, (Change("speed", staged.files),), state.timeline)
     with pytest.raises(ValueError, match="has to contain main's changes"):
-        to_commit(state, publish, NOW)
+        lake.change(Change("speed", lake.stage(ROWS).files))
 
 
 def test_main_records_its_sources(lake: StreamLake) -> None:
@@ -342,19 +327,17 @@ def test_main_records_its_sources(lake: StreamLake) -> None:
     assert state.content == {"speed": staged.wap_id, "batch": ""}
     lake.move("speed")
     assert lake.state().is_merged, "a publish without rows leaves nothing to merge"
-    replaced = replace(state, content={"speed": "other", "batch": ""})
-    assert not replaced.is_merged
+    assert not replace(state, content={"speed": "other", "batch": ""}).is_merged
 
 
 def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake) -> None:
-    timeline = lake.state().timeline
     for i in ("a", "b"):
         row = ledger.decision(FIRST, "sealed", 0, None, NOW, i)
-        lake.change(Change("speed"), timeline=timeline, decisions=(row,))
+        lake.change(Change("speed"), decisions=(row,))
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
     assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
-    lake.change(Change("speed"), timeline=timeline, confirmed=Confirmed(frozenset({"a"})))
+    lake.change(Change("speed"), confirmed=Confirmed(frozenset({"a"})))
     assert [row.decision_id for row in lake.state().decisions] == ["b"]
 
 
@@ -382,7 +365,7 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
 def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
-    def decide() -> Decision[None] | Again:
+    def decide() -> Decision[None]:
         state = lake.state()
         if left:
             left.pop()
@@ -400,10 +383,8 @@ def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("no_pause")
 def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
     with pytest.raises(Transient, match="expected a publish within 0:00:01, found 0 refusals"):
-        run(
-            lake.lake, lake.name, lambda: Again.AGAIN, "test", take_turns=True,
-            timeout=timedelta(seconds=1),
-        )  # fmt: skip
+        within: Any = {"take_turns": True, "timeout": timedelta(seconds=1)}
+        run(lake.lake, lake.name, lambda: Again.AGAIN, "test", **within)
 
 
 @pytest.mark.usefixtures("no_pause")

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lakes import StreamLake
+from lakes import StreamLake, at_next_commit
 from pyiceberg.exceptions import CommitFailedException
 from waiting import wait_for
 
@@ -79,6 +80,37 @@ def published(lake: StreamLake) -> list[str]:
     return [by.split("-")[0] for by in publishers]
 
 
+class Tries:
+    """Decisions of a publish of `by`, and the queue at each. Another publish comes before the first
+    one, which is refused; `after` acts with the number of each."""
+
+    def __init__(
+        self,
+        lake: StreamLake,
+        by: str = "batch",
+        after: Callable[[int], object] = lambda number: None,
+        refused: bool = True,
+    ) -> None:
+        self._lake, self._own, self._by, self._after = lake, lake.again(), by, after
+        self._refused, self.queues = refused, list[list[str]]()
+
+    def decide(self) -> Decision[None]:
+        decision = move(self._lake, self._by, self._own)
+        self.queues.append(line(self._lake))
+        if self._refused and len(self.queues) == 1:
+            self._lake.move("speed")
+        self._after(len(self.queues))
+        return decision
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(queue) for queue in self.queues]
+
+    def publish(self, **timeout: timedelta) -> Landed | None:
+        take_turns: Any = {"take_turns": True, **timeout}
+        return run(self._own, self._lake.name, self.decide, self._by, **take_turns).landed
+
+
 class SpeedLoop:
     """A speed layer that stages a moment and publishes, over and over, as `MicroBatches` does."""
 
@@ -105,6 +137,10 @@ class SpeedLoop:
         while not self.stop.wait(self._period / 2):
             self.once()
 
+    def wait_for_another(self) -> None:
+        before = self.published
+        wait_for(lambda: self.published > before, "the speed layer to publish")
+
 
 @contextmanager
 def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
@@ -112,7 +148,7 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(speed.go)
         try:
-            wait_for(lambda: speed.published > 0 or going.done(), "the speed layer to publish")
+            speed.wait_for_another()
             yield speed
         finally:
             speed.stop.set()
@@ -148,9 +184,7 @@ def test_a_turn_is_requested_when_another_refusal_is_likely() -> None:
 def test_the_order_of_waiting_publishers() -> None:
     first, second, third = (Turn(i, n, 10.0) for n, i in enumerate("abc", 1))
     queue = (first, second, third)
-    assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [
-        None, first, first, first,
-    ]  # fmt: skip
+    assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [None, *[first] * 3]
     assert turn_before(queue, "b", waited="a") is None
     assert turn_before((), None) is None
     assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)
@@ -165,32 +199,23 @@ def test_the_order_of_waiting_publishers() -> None:
 # What the table says
 
 
-def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> list[int]:
-    """Others come first, so many times."""
-    real, left = lake.catalog.commit_table, [times]
-
-    def commit_table(*args: Any) -> Any:
-        if left[0] == 0:
-            return real(*args)
-        left[0] -= 1
-        first()
-        raise CommitFailedException("another commit was first")
-
-    lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    return left
-
-
 def test_a_turn_requested_against_the_speed_layer_is_set(lake: StreamLake) -> None:
     """The hazard: the speed layer publishes while the turn is asked for: the asking is refused."""
-    own = lake.again()
-    left = failing(own, 3)
+    own, refused = lake.again(), list[int]()
+
+    def refuse() -> None:
+        refused.append(len(refused))
+        if len(refused) % 3:
+            at_next_commit(own, refuse)
+        raise CommitFailedException("another commit was first")
+
+    at_next_commit(own, refuse)
     turn = join_queue(own, lake.name, "test")
-    assert left == [0]
-    assert turn is not None
+    assert turn is not None and len(refused) == 3
     assert line(lake) == [turn.id]
-    left[0] = 3
+    at_next_commit(own, refuse)
     remove_turn(own, lake.name, turn.id)
-    assert left == [0]
+    assert len(refused) == 6
     assert not [key for key in lake.table().properties if key.startswith(TURN)]
 
 
@@ -204,15 +229,8 @@ def test_a_turn_names_its_publisher_and_purpose(lake: StreamLake) -> None:
 
 def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
     """The hazard: both loaded before either asked; the second to land undoes the first's turn."""
-    own, others = lake.again(), []
-    real = own.catalog.commit_table
-
-    def commit_table(*args: Any) -> Any:
-        own.catalog.commit_table = real  # type: ignore[method-assign]
-        others.append(new_turn(lake))
-        return real(*args)
-
-    own.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    own, others = lake.again(), list[str]()
+    at_next_commit(own, lambda: others.append(new_turn(lake)))
     turn = join_queue(own, lake.name, "test")
     assert turn is not None
     assert sorted(line(lake)) == sorted([turn.id, *others])
@@ -245,17 +263,14 @@ def test_turns_behind_a_removed_turn_stay(lake: StreamLake) -> None:
 
 
 def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
-    turn, happened, own = new_turn(lake), [], lake.again()
-
-    def take_back() -> None:
+    turn, happened, own = new_turn(lake), list[str](), lake.again()
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(wait_for_turn, lake.lake, lake.name, turn, None)
+        waited.add_done_callback(lambda _: happened.append("waited"))
+        time.sleep(0.3)
         happened.append("taken back")
         remove_turn(own, lake.name, turn)
-
-    timer = threading.Timer(0.3, take_back)
-    timer.start()
-    assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
-    happened.append("waited")
-    timer.join()
+        assert waited.result() == turn
     assert happened == ["taken back", "waited"]
     other = new_turn(lake)
     # Neither of these would come back before the test's end.
@@ -355,18 +370,9 @@ def test_speed_publishes_between_turns(lake: StreamLake, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("at_once")
 def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> None:
-    lengths = []
-
-    def decide() -> Decision[None]:
-        decision = move(lake, "batch")
-        lengths.append(len(read_queue(decision.state.table.properties)))
-        if len(lengths) == 1:
-            lake.move("speed")
-        return decision
-
-    before = lake.table().metadata.last_sequence_number
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
-    assert lengths == [0, 1]
+    before, tries = lake.table().metadata.last_sequence_number, Tries(lake)
+    assert tries.publish() is not None
+    assert tries.lengths == [0, 1]
     assert line(lake) == []
     why = "expected no commit of its own to take it back"
     assert lake.table().metadata.last_sequence_number == before + 3, why
@@ -375,51 +381,41 @@ def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> Non
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("ending", ["nothing to do", "error", "timeout"])
 def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: str) -> None:
-    tries = []
+    found = r"test: expected a publish within 0:00:02, found \d+ refusals; try again"
+    tries = Tries(lake, refused=False)
 
     def decide() -> Decision[None]:
-        decision = move(lake, "batch")
-        tries.append(line(lake))
-        if len(tries) > 1 and ending == "nothing to do":
+        decision = tries.decide()
+        if len(tries.queues) > 1 and ending == "nothing to do":
             return Decision(decision.state, None, None)
-        if len(tries) > 1 and ending == "error":
+        if len(tries.queues) > 1 and ending == "error":
             raise ValueError("no")
         lake.move("speed")
         return decision
 
-    def publish() -> Landed | None:
-        timeout = timedelta(seconds=2 if ending == "timeout" else 60)
-        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timeout).landed
-
-    if ending == "nothing to do":
-        assert publish() is None
-    elif ending == "error":
-        with pytest.raises(ValueError, match="no"):
-            publish()
-    else:
-        found = r"test: expected a publish within 0:00:02, found \d+ refusals; try again"
-        with pytest.raises(Transient, match=found):
-            publish()
-    assert tries[1] != []
+    ends: Any = {
+        "nothing to do": nullcontext(), "error": pytest.raises(ValueError, match="no"),
+        "timeout": pytest.raises(Transient, match=found),
+    }[ending]  # fmt: skip
+    timeout = timedelta(seconds=2 if ending == "timeout" else 60)
+    with ends:
+        given_up = run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timeout)
+        assert given_up.landed is None
+    assert tries.queues[1] != []
     assert line(lake) == []
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: StreamLake) -> None:
     """The hazard: its bound passes before the commit, which is to take back what is gone."""
-    tries = []
 
-    def decide() -> Decision[None]:
-        decision = move(lake, "batch")
-        tries.append(line(lake))
-        if len(tries) == 1:
-            lake.move("speed")
-        else:
-            remove_turn(lake.again(), lake.name, tries[1][0])
-        return decision
+    def remove(number: int) -> None:
+        if number > 1:
+            remove_turn(lake.again(), lake.name, tries.queues[1][0])
 
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
-    assert [len(t) for t in tries] == [0, 1]
+    tries = Tries(lake, after=remove)
+    assert tries.publish() is not None
+    assert tries.lengths == [0, 1]
     assert line(lake) == []
 
 
@@ -430,22 +426,15 @@ def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
     """The hazard: a merge that has to come first waits for the publish that it is made for."""
     monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 1.0)
     caplog.set_level(logging.INFO)
-    tries = []
-
-    def merge() -> Decision[None]:
-        return move(lake, "merge")
+    merge, tries = Tries(lake, "merge", refused=False), Tries(lake)
 
     def decide() -> Decision[None]:
-        if len(tries) == 1:
-            assert run(lake.lake, lake.name, merge, "merge", take_turns=True).landed is not None
-        decision = move(lake, "batch")
-        tries.append(line(lake))
-        if len(tries) == 1:
-            lake.move("speed")
-        return decision
+        if len(tries.queues) == 1:
+            assert merge.publish() is not None
+        return tries.decide()
 
     assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
-    assert [len(t) for t in tries] == [0, 1], "the merge left the outer publish its turn"
+    assert tries.lengths == [0, 1], "the merge left the outer publish its turn"
     assert "first in the publish queue" not in caplog.text
     assert published(lake) == ["merge", "batch"]
     assert line(lake) == []
@@ -453,89 +442,52 @@ def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
 
 @pytest.mark.usefixtures("at_once")
 def test_a_slow_publisher_joins_again(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
-    out, own = threading.Event(), lake.again()
-
-    def slow() -> Decision[None]:
-        decision = move(lake, "slow", own)
-        seen["slow"].append(line(lake))
-        if len(seen["slow"]) == 1:
-            lake.move("speed")
-        elif len(seen["slow"]) == 2:
-            assert out.wait(300)
-        return decision
-
-    def quick() -> Decision[None]:
-        decision = move(lake, "quick")
-        seen["quick"].append(line(lake))
-        return decision
-
+    out = threading.Event()
+    slow = Tries(lake, "slow", lambda number: number != 2 or out.wait(300))
+    quick = Tries(lake, "quick", refused=False)
     monkeypatch.setattr(publish_queue, "MIN_TIMEOUT", 0.3)
     with ThreadPoolExecutor(1) as pool:
-        landing = pool.submit(run, own, lake.name, slow, "slow", True)
+        landing = pool.submit(slow.publish)
         try:
             what = "the slow one to have its turn"
-            wait_for(lambda: len(seen["slow"]) == 2 or landing.done(), what)
-            assert run(lake.lake, lake.name, quick, "quick", take_turns=True).landed is not None
+            wait_for(lambda: len(slow.queues) == 2 or landing.done(), what)
+            assert quick.publish() is not None
         finally:
             out.set()
         assert landing.result(60) is not None
     assert published(lake) == ["quick", "slow"]
     # The hazard: the slow one had the way when the quick one came.
-    assert len(seen["quick"][0]) == 1
+    assert len(quick.queues[0]) == 1
     assert line(lake) == []
 
 
 def test_a_publish_of_seconds_lands_against_a_busy_speed_layer(lake: StreamLake) -> None:
-    tries, work, own = [], threading.Event(), lake.again()
-
-    def decide() -> Decision[None]:
-        decision = move(lake, "batch", own)
-        tries.append(line(lake))
-        work.wait(3)
-        return decision
-
+    work = threading.Event()
+    tries = Tries(lake, after=lambda _: work.wait(3), refused=False)
     with speeding(lake) as speed:
-        of_minutes: Any = {"take_turns": True, "timeout": timedelta(minutes=2)}
-        assert run(own, lake.name, decide, "test", **of_minutes).landed is not None
-        before = speed.published
-        wait_for(lambda: speed.published > before, "the speed layer to go on")
+        assert tries.publish(timeout=timedelta(minutes=2)) is not None
+        speed.wait_for_another()
     # The hazard: without a turn it is refused.
-    assert tries[0] == []
-    assert 2 <= len(tries) <= 4
+    assert tries.queues[0] == []
+    assert 2 <= len(tries.queues) <= 4
     assert line(lake) == []
 
 
 @pytest.mark.usefixtures("at_once")
 def test_two_batch_publishes_and_a_maintenance_land_in_order(lake: StreamLake) -> None:
     names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
-    tries: dict[str, int] = dict.fromkeys(names, 0)
-
-    def publish(name: str) -> Landed | None:
-        own = lake.again()
-
-        def decide() -> Decision[None]:
-            tries[name] += 1
-            decision = move(lake, name, own)
-            if name == "hour" and tries[name] == 1:
-                lake.move("speed")
-            elif name == "hour":
-                assert all_asked.wait(100)
-            return decision
-
-        return run(own, lake.name, decide, name, take_turns=True).landed
-
+    tries = {name: Tries(lake, name, refused=False) for name in names[1:]}
+    tries["hour"] = Tries(lake, "hour", lambda number: number == 1 or all_asked.wait(100))
     with speeding(lake) as speed, ThreadPoolExecutor(3) as pool:
         landing = []
         for number, name in enumerate(names, 1):
-            landing.append(pool.submit(publish, name))
+            landing.append(pool.submit(tries[name].publish))
             what = f"{name} to be in line"
             wait_for(lambda n=number: len(line(lake)) == n or landing[-1].done(), what)  # type: ignore[misc]
             assert not landing[-1].done(), landing[-1].result()
         assert [t.what for t in read_queue(lake.table().properties)] == list(names)
         all_asked.set()
         assert all(one.result(100) is not None for one in landing)
-        before = speed.published
-        wait_for(lambda: speed.published > before, "the speed layer to go on")
+        speed.wait_for_another()
     assert [by for by in published(lake) if by != "speed"] == list(names)
     assert line(lake) == []

@@ -14,14 +14,13 @@ from anabranch.common.errors import FileGone, Terminal
 from anabranch.common.json_values import to_json
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import delete_files, find_lost_files
-from anabranch.iceberg.prepare import plan_fence, set_ref
+from anabranch.iceberg.prepare import plan_fence
 from anabranch.iceberg.snapshots import BRANCHES, CONTENT, MERGED, head
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
 from anabranch.protocol.apply import WHY, plan_rows, restore_ledger
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import (
@@ -30,6 +29,7 @@ from anabranch.protocol.state import (
     REMEMBERED_HOURS,
     SETTLED,
     Accepted,
+    State,
     accepted_properties,
     read_accepted,
 )
@@ -58,8 +58,11 @@ def lake(tmp_path: Path) -> StreamLake:
 def accept(lake: StreamLake, i: int, revision: int = 1) -> None:
     timeline = lake.state().timeline
     rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
-    staged = lake.stage(BATCH[i])
-    lake.land(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest))
+    lake.land(lake.accept(lake.stage(BATCH[i]), H[i], Accepted(revision, CUTS[i]), timeline=rest))
+
+
+def said(state: State) -> tuple[Any, ...]:
+    return state.timeline, state.accepted, state.overrides
 
 
 def drop(lake: StreamLake, branch: str) -> None:
@@ -70,10 +73,20 @@ def apply(lake: StreamLake) -> list[str]:
     return tables.apply(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
 
 
+def seal_empty(lake: StreamLake) -> Timeline:
+    """Seal hour 3 without records, and accept it; the timeline before it is accepted."""
+    before = lake.state().timeline
+    sealed = before.sealed | {H[3]: Cut("t", {0: (9, 9)})}
+    timeline = replace(before, open=shift(H[3], 1), start={0: 9}, sealed=sealed)
+    lake.change(Change("main"), timeline=timeline)
+    publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
+    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    return timeline
+
+
 def give_to_speed(lake: StreamLake, i: int) -> None:
     """An override, and the swap that goes with it."""
-    change = Change("main", properties={OVERRIDES: json.dumps({H[i]: "speed"})})
-    lake.change(change)
+    lake.change(Change("main", properties={OVERRIDES: json.dumps({H[i]: "speed"})}))
     merge(lake.lake, lake.stream, everything=True)
 
 
@@ -89,9 +102,8 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     assert lake.rows("main") == MAIN
     drop(lake, "batch")
     assert "created branch batch of games.events" in apply(lake)
-    state = lake.state()
-    assert (state.accepted, state.settled_before) == (before.accepted, before.settled_before)
-    assert state.timeline == before.timeline
+    assert said(lake.state()) == said(before)
+    assert lake.state().settled_before == before.settled_before
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
     assert lake.rows("main") == MAIN
     assert lake.state().is_merged
@@ -130,15 +142,13 @@ def test_a_dropped_proven_is_made_by_the_next_acceptance(lake: StreamLake) -> No
 def test_a_main_that_was_dropped_is_set_to_its_newest_publish(lake: StreamLake) -> None:
     """The hazard: begun as an empty branch, it has the newest timeline, which begins now."""
     before = lake.state()
-    for name in (lake.name, lake.stream.dead_letters_table):
-        lake.lake.load(name).manage_snapshots().remove_branch("main").commit()
-        assert lake.lake.load(name).current_snapshot() is None
+    for load in (lake.table, lake.letters):
+        load().manage_snapshots().remove_branch("main").commit()
+        assert load().current_snapshot() is None
     drop(lake, "batch")
-    expected = ["created branch main of games.events", "created branch batch of games.events"]
-    assert apply(lake)[:2] == expected
+    assert apply(lake)[:2] == [f"created branch {b} of games.events" for b in ("main", "batch")]
     state = lake.state()
-    assert (state.timeline, state.position) == (before.timeline, before.position)
-    assert state.accepted == before.accepted
+    assert (said(state), state.position) == (said(before), before.position)
     assert state.heads["main"] == before.heads["main"] and lake.rows("main") == MAIN
     accept(lake, 2)
     assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
@@ -154,8 +164,7 @@ def test_a_branch_without_its_manifest_is_made_again(lake: StreamLake, branch: s
         find_lost_files(lake.table())
     named = [b for b in BRANCHES if gone in paths[b]]
     if "main" in named:
-        speed = set_ref("main", head(table, "speed").snapshot_id, "branch")
-        lake.lake.catalog.commit_table(table, (), (speed,))
+        lake.set_back("main", head(table, "speed").snapshot_id)
     for other in {*named} - {"main"}:
         drop(lake, other)
     apply(lake)
@@ -202,8 +211,7 @@ def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -
         assert not state.is_accepted(H[1])
         assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, "it waits for a rebuild"
         # The lifted override gives it to no other layer; and a publish in between loses no state.
-        lifted = Change("main", properties={OVERRIDES: "{}"})
-        lake.change(lifted, timeline=state.timeline)
+        lake.change(Change("main", properties={OVERRIDES: "{}"}), timeline=state.timeline)
         merge(lake.lake, lake.stream, everything=True)
         assert lake.rows("main") == served
     accept(lake, 1)
@@ -214,8 +222,7 @@ def test_an_hour_given_to_speed_is_not_on_a_new_batch_branch(lake: StreamLake) -
 def test_a_batch_branch_that_was_set_back_rebuilds_what_it_lost(lake: StreamLake) -> None:
     before = lake.state().heads["batch"]
     accept(lake, 2)
-    drop(lake, "batch")
-    lake.table().manage_snapshots().create_branch(before, "batch").commit()
+    lake.set_back("batch", before)
     state = lake.state()
     assert set(state.accepted) == {H[0], H[1]}
     assert state.timeline.sealed == {H[2]: CUTS[2]}
@@ -225,17 +232,12 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
     accept(lake, 2)
     back = lake.state().heads["main"]
     give_to_speed(lake, 1)
-    empty = Cut("t", {0: (9, 9)})
-    sealed = replace(lake.state().timeline, open=shift(H[3], 1), start={0: 9}, sealed={H[3]: empty})
-    lake.change(Change("main"), timeline=sealed)
-    publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
-    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    seal_empty(lake)
     before, rows = lake.state(), lake.rows("main")
     lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
     assert lake.rows("main") != rows
     state = lake.state()
-    assert (state.timeline, state.accepted) == (before.timeline, before.accepted)
-    assert state.overrides == before.overrides
+    assert said(state) == said(before)
     assert [row.hour for row in state.decisions] == [H[3]], "it waits for the ledger"
     # A publish in between, or an empty one as a fence, loses no decision and merges nothing.
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
@@ -244,22 +246,14 @@ def test_a_main_set_back_loses_rows_for_a_time_and_no_decision(lake: StreamLake)
     lake.change(Change("speed"), Change("main"), timeline=state.timeline)
     assert not lake.state().is_merged
     merge(lake.lake, lake.stream)
-    state = lake.state()
     assert lake.rows("main") == rows
-    assert (state.timeline, state.accepted) == (before.timeline, before.accepted)
-    assert state.overrides == before.overrides
-    assert state.is_merged
+    assert said(lake.state()) == said(before)
+    assert lake.state().is_merged
 
 
 def test_an_accepted_hour_that_an_old_version_seals_is_accepted(lake: StreamLake) -> None:
-    empty = Cut("t", {0: (9, 9)})
-    sealed = {H[2]: CUTS[2], H[3]: empty}
-    timeline = replace(lake.state().timeline, open=shift(H[3], 1), sealed=sealed)
-    lake.change(Change("main"), timeline=timeline)
-    publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
-    assert publish is not None and lake.publish(publish) is Outcome.LANDED
     # It writes the hour as one that waits.
-    lake.change(Change("speed"), timeline=timeline)
+    lake.change(Change("speed"), timeline=seal_empty(lake))
     assert lake.state().timeline.sealed == {H[2]: CUTS[2]}
     assert lake.state().is_accepted(H[3])
 
@@ -278,22 +272,23 @@ def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]
     return {ACCEPTED: json.dumps(hours)} | values
 
 
+def read(batch: dict[str, str], main: dict[str, str]) -> tuple[dict[str, Accepted], set[str]]:
+    accepted, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
+    return accepted, set(waiting)
+
+
 def test_the_batch_branch_counts_and_its_forgotten_hours_are_not_lost() -> None:
     main = branch_properties({H[0]: 1, H[1]: 1, H[2]: 1})
     batch = branch_properties({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
-    accepted, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
-    assert accepted == {H[2]: Accepted(2, CUTS[2])}
-    assert waiting == {}
+    assert read(batch, main) == ({H[2]: Accepted(2, CUTS[2])}, set())
     older = branch_properties({H[0]: 1}, **{SETTLED: H[0], CONTENT: "c"})
-    accepted, waiting = read_accepted({"speed": {}, "batch": older, "main": main})
-    assert (set(accepted), set(waiting)) == ({H[0]}, {H[1], H[2]})
+    assert read(older, main) == ({H[0]: Accepted(1, CUTS[0])}, {H[1], H[2]})
 
 
 def test_an_override_does_not_apply_to_a_branch_recreated_before_it() -> None:
     both = branch_properties({H[0]: 1}, **{MERGED: "{}"})
     main = both | {OVERRIDES: json.dumps({H[0]: "speed"})}
-    accepted, waiting = read_accepted({"speed": {}, "batch": both, "main": main})
-    assert (set(accepted), waiting) == ({H[0]}, {})
+    assert read(both, main) == ({H[0]: Accepted(1, CUTS[0])}, set())
 
 
 def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
@@ -310,33 +305,28 @@ def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
 # The ledger
 
 
-def history(lake: StreamLake) -> list[LedgerRow]:
-    return lake.ledger.history()
-
-
 def test_a_dropped_ledger_is_written_again_from_the_branches(lake: StreamLake) -> None:
     lake.lake.catalog.drop_table(lake.stream.hours_table)
-    done = apply(lake)
     name = lake.stream.hours_table
-    assert done == [
+    assert apply(lake) == [
         f"created table {name}",
         f"restored 3 rows of {name} from the state on the branches: it had none of these hours",
     ]
-    rows = history(lake)
+    rows = lake.ledger.history()
     assert [(r.hour, r.decision, r.revision, r.served, r.good, r.dead) for r in rows] == [
         (H[0], "accepted", 1, "batch", 2, 0), (H[1], "accepted", 1, "batch", 2, 0),
         (H[2], "sealed", 0, "speed", None, None),
     ]  # fmt: skip
     assert [r.cut for r in rows] == CUTS[:3]
     assert {r.reason for r in rows} == {WHY}
-    assert len(history(lake)) == 3
+    assert len(lake.ledger.history()) == 3
 
 
 def test_a_waiting_decision_has_more_detail_than_a_restored_one(lake: StreamLake) -> None:
     row = ledger.decision(H[2], "refused", 1, CUTS[2], NOW, reason="the gate")
     lake.change(Change("speed"), decisions=(row,))
     assert restore_ledger(lake.lake, lake.stream) == 2
-    assert ledger.newest(history(lake))[H[2]].reason == "the gate"
+    assert ledger.newest(lake.ledger.history())[H[2]].reason == "the gate"
 
 
 def test_two_processes_that_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
@@ -344,7 +334,7 @@ def test_two_processes_that_restore_at_once_write_each_row_once(lake: StreamLake
     first, second = (plan_rows(state, (), {}, {}, NOW) for _ in range(2))
     lake.ledger.record(first)
     Ledger(other, lake.stream.hours_table).record(second)
-    assert len(history(lake)) == 3
+    assert len(lake.ledger.history()) == 3
 
 
 def test_a_forgotten_hour_is_restored_as_accepted_without_its_cut() -> None:

@@ -1,7 +1,6 @@
 """Decisions on Kafka's answers, and on a table that moved on since the questions were asked."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import sealing, state
-from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import (
     BoundaryResolver,
     KafkaOffsets,
@@ -46,6 +44,10 @@ def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State
     return new_state(timeline or Timeline(H0, H0, dict.fromkeys(offsets, 0)), offsets)
 
 
+def _job(lake: StreamLake, *stamps: int) -> Job:
+    return Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [*stamps]}).adapter)
+
+
 def asked(state: State, kafka: Broker) -> KafkaOffsets:
     return ask(kafka.adapter, "events", state, NOW, timedelta(0))
 
@@ -53,8 +55,7 @@ def asked(state: State, kafka: Broker) -> KafkaOffsets:
 def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
     """The hazard: an older answer stops the stream, as if Kafka had lost the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
-    old = asked(before, kafka(2))
-    assert resolve_state(after, old) is None
+    assert resolve_state(after, asked(before, kafka(2))) is None
     decided = resolve_state(after, asked(after, kafka(2, 1)))
     assert decided is not None
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
@@ -105,56 +106,53 @@ def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.Mo
     assert [r.hour for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
 
 
-def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
-    """Four ended hours, the second with a record; the clock is in the middle of the next."""
-    lake = new_lake(folder, timeline=Timeline(first, first, {0: 0}))
-    ahead = start_of(shift(first, 4)) + timedelta(minutes=30) - datetime.now(UTC)
+def _ended(lake: StreamLake, hour: str, *stamps: int) -> Rebuilder:
+    """Half an hour behind the end of `hour`, with records of these timestamps."""
+    ahead = start_of(hour) + timedelta(minutes=90) - datetime.now(UTC)
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
-    second = int((start_of(first) + timedelta(minutes=90)).timestamp() * 1000)
-    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [second]}).adapter)
-    return lake, Rebuilder(job, NO_SPARK)
+    return Rebuilder(_job(lake, *stamps), NO_SPARK)
 
 
-def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_path: Path) -> None:
+@pytest.fixture
+def hours() -> list[str]:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
-    hours = [shift(first, i) for i in range(4)]
-    empty = [hours[0], *hours[2:]]
-    apart, rebuilder = _closed_hours(tmp_path / "apart", first)
+    return [shift(first, i) for i in range(6)]
+
+
+def _closed_hours(folder: Path, hours: list[str]) -> tuple[StreamLake, Rebuilder]:
+    """Four ended hours, the second with a record; the clock is in the middle of the next."""
+    lake = new_lake(folder, timeline=Timeline(hours[0], hours[0], {0: 0}))
+    second = int((start_of(hours[0]) + timedelta(minutes=90)).timestamp() * 1000)
+    return lake, _ended(lake, hours[3], second)
+
+
+def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(
+    tmp_path: Path, hours: list[str]
+) -> None:
+    empty = [hours[0], *hours[2:4]]
+    apart, rebuilder = _closed_hours(tmp_path / "apart", hours)
     sealing.seal(rebuilder.publisher, rebuilder._job.kafka)
     assert [result.hour for result in rebuilder.accept_empty(empty)] == empty
-    joined, rebuilder = _closed_hours(tmp_path / "joined", first)
+    joined, rebuilder = _closed_hours(tmp_path / "joined", hours)
     before = len(joined.state().table.metadata.metadata_log)
-    assert rebuilder.seal(None).hours == tuple(hours)
+    assert rebuilder.seal(None).hours == tuple(hours[:4])
     shown = [(r.hour, r.decision, r.revision) for r in rebuilder.accepted_with_seal]
     assert shown == [(hour, "accepted", 1) for hour in empty]
     assert len(joined.state().table.metadata.metadata_log) == before + 1
     # The joint publish equals the separate publishes of the seal and the acceptance.
     expected, found = apart.state(), joined.state()
-    for name in (
-        "timeline",
-        "position",
-        "accepted",
-        "settled_before",
-        "overrides",
-        "retained_hours",
-    ):
+    same = ("timeline", "position", "accepted", "settled_before", "overrides", "retained_hours")
+    for name in same:
         assert getattr(found, name) == getattr(expected, name), name
-    assert found.is_merged and complete_through(found) == complete_through(expected) == first
+    assert found.is_merged and complete_through(found) == complete_through(expected) == hours[0]
     histories = (lake.ledger.history() for lake in (apart, joined))
     rows = [sorted((r.hour, r.decision, r.offsets) for r in history) for history in histories]
     assert rows[0] == rows[1] and len(rows[1]) == 7
-    of_an_hour = [r.decision for r in joined.ledger.history([first])]
+    of_an_hour = [r.decision for r in joined.ledger.history(hours[:1])]
     assert of_an_hour == ["sealed", "accepted"], "the newest row is the hour's state"
     # Nothing is left to do, and nothing is decided twice.
     assert rebuilder.seal(None).hours == () and rebuilder.accept_empty(empty) == []
     assert len(joined.ledger.history()) == 7
-
-
-def _idle_until(lake: StreamLake, rebuilder: Rebuilder, hour: str) -> Rebuilder:
-    """The same without a record, half an hour behind the end of `hour`."""
-    ahead = start_of(shift(hour, 1)) + timedelta(minutes=30) - datetime.now(UTC)
-    lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
-    return Rebuilder(replace(rebuilder._job, kafka=Broker(log={0: []}).adapter), NO_SPARK)
 
 
 def _moved(lake: StreamLake, before: State) -> set[str]:
@@ -162,37 +160,34 @@ def _moved(lake: StreamLake, before: State) -> set[str]:
 
 
 @pytest.mark.parametrize("lost", ["", "speed", "batch", "main"])
-def test_hours_without_records_outlast_a_branch_set_back(tmp_path: Path, lost: str) -> None:
-    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
-    lake, rebuilder = _closed_hours(tmp_path, first)
-    rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
-    rebuilder.seal([])
+def test_hours_without_records_outlast_a_branch_set_back(
+    tmp_path: Path, hours: list[str], lost: str
+) -> None:
+    lake, _ = _closed_hours(tmp_path, hours)
+    _ended(lake, hours[3]).seal([])
     before = lake.state()
     assert len(before.timeline.sealed) == 4
-    rebuilder = _idle_until(lake, rebuilder, shift(first, 5))
-    assert len(rebuilder.seal(None).hours) == 2
+    assert len(_ended(lake, hours[5]).seal(None).hours) == 2
     after = lake.state()
     assert _moved(lake, before) == {"main"}
-    idle = {shift(first, 4), shift(first, 5)}
-    assert set(after.accepted) == idle
+    assert set(after.accepted) == {*hours[4:]}
     if lost:
-        lake.table().manage_snapshots().create_branch(before.heads[lost], lost).commit()
+        lake.set_back(lost, before.heads[lost])
     found = lake.state()
     assert (found.timeline, found.accepted) == (after.timeline, after.accepted)
-    assert {row.hour for row in found.decisions} >= idle
+    assert {row.hour for row in found.decisions} >= {*hours[4:]}
 
 
-def test_a_seal_with_records_or_a_new_topic_moves_the_speed_branch(tmp_path: Path) -> None:
-    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
-    lake, rebuilder = _closed_hours(tmp_path / "records", first)
+def test_a_seal_with_records_or_a_new_topic_moves_the_speed_branch(
+    tmp_path: Path, hours: list[str]
+) -> None:
+    lake, rebuilder = _closed_hours(tmp_path / "records", hours)
     before = lake.state()
     rebuilder.seal(None)
     assert _moved(lake, before) == {"speed", "main"}
-    lake, rebuilder = _closed_hours(tmp_path / "topic", first)
-    rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
-    position = Position("", lake.state().position.offsets)
-    publish = Publish("unbound", (Change("speed"), Change("main")), lake.state().timeline, position)
-    lake.land(publish)
+    lake, _ = _closed_hours(tmp_path / "topic", hours)
+    rebuilder, unbound = _ended(lake, hours[3]), Position("", lake.state().position.offsets)
+    lake.change(Change("speed"), Change("main"), position=unbound)
     before = lake.state()
     assert before.position.topic_id == ""
     assert len(rebuilder.seal(None).hours) == len(rebuilder.accepted_with_seal) == 4
@@ -201,22 +196,23 @@ def test_a_seal_with_records_or_a_new_topic_moves_the_speed_branch(tmp_path: Pat
 
 
 def test_a_seal_with_more_empty_hours_than_main_lists_alone_moves_each_branch_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: list[str]
 ) -> None:
     monkeypatch.setattr(state, "MAX_MAIN_ONLY_HOURS", 2)
-    lake, rebuilder = _closed_hours(tmp_path, hour_of(datetime.now(UTC) - timedelta(hours=3)))
+    lake, rebuilder = _closed_hours(tmp_path, hours)
     before = lake.state()
     assert len(rebuilder.seal(None).hours) == 4 and len(rebuilder.accepted_with_seal) == 3
     assert _moved(lake, before) == {"speed", "batch", "main"}
     assert len(lake.state().table.snapshots()) == len(before.table.snapshots()) + 3
 
 
-def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
-    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
-    lake, rebuilder = _closed_hours(tmp_path, first)
-    rebuilder.seal([shift(first, 1), shift(first, 2)])
-    assert list(lake.state().accepted) == [shift(first, 2)]
-    assert sorted(lake.state().timeline.sealed) == [first, shift(first, 1), shift(first, 3)]
+def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(
+    tmp_path: Path, hours: list[str]
+) -> None:
+    lake, rebuilder = _closed_hours(tmp_path, hours)
+    rebuilder.seal(hours[1:3])
+    assert list(lake.state().accepted) == [hours[2]]
+    assert sorted(lake.state().timeline.sealed) == [hours[0], hours[1], hours[3]]
 
 
 def test_nothing_to_seal_is_no_publish() -> None:
@@ -231,8 +227,7 @@ def batch(
 ) -> tuple[Result, bool]:
     """`anabranch batch events ARGUMENTS` on a lake: what it says, and if it runs the job."""
     began: list[Sequence[str]] = []
-    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
-    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: job)
+    monkeypatch.setattr("anabranch.job.open_job", lambda stream, conf: _job(lake))
     monkeypatch.setattr("anabranch.job.main", lambda run, arguments: began.append(arguments))
     monkeypatch.setattr("anabranch.spark.submit.job_of", lambda *_: (lake.environment, ["events"]))
     return CliRunner().invoke(main, ["batch", "events", *arguments]), began == [["events"]]
@@ -258,7 +253,7 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
     ended = shift(running, -2)
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
-    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
+    job = _job(lake)
     with pytest.raises(NotYet, match=running):
         StreamRun(job, Rebuilder(job, NO_SPARK)).rebuild([running], RebuildRequest())
     assert lake.state().timeline.open == ended
@@ -267,8 +262,7 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
 def test_hours_that_ended_go_to_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
     sealed = {running: Cut("t", {0: (0, 0)})}
-    timeline = Timeline(running, shift(running, 1), {0: 0}, sealed=sealed)
-    lake = new_lake(tmp_path, timeline=timeline)
+    lake = new_lake(tmp_path, timeline=Timeline(running, shift(running, 1), {0: 0}, sealed=sealed))
     for hour in (running, shift(running, -2)):
         done, is_submitted = batch(lake, monkeypatch, "--hour", hour)
         assert is_submitted, done.output
@@ -319,14 +313,14 @@ def test_a_topic_that_was_adopted_since_the_last_load_is_no_contradiction(lake: 
     assert one.decide().position.topic_id == "other"
 
 
-def test_a_recreated_topic_is_a_contradiction(lake: StreamLake) -> None:
-    with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
-        clock(lake, Broker(id="other")).decide()
-
-
-def test_a_missing_topic_is_a_contradiction(lake: StreamLake) -> None:
-    with pytest.raises(PositionError, match="expected it to exist, found none"):
-        clock(lake, Broker(id=None)).decide()
+@pytest.mark.parametrize(
+    ("id", "found"),
+    [("other", r"deleted and made again.*anabranch adopt"), (None, "to exist, found none")],
+    ids=["recreated", "missing"],
+)
+def test_another_topic_is_a_contradiction(lake: StreamLake, id: str | None, found: str) -> None:
+    with pytest.raises(PositionError, match=found):
+        clock(lake, Broker(id=id)).decide()
 
 
 def test_a_log_below_the_position_stops_before_a_cut_there(lake: StreamLake) -> None:

@@ -2,10 +2,9 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from lakes import FIRST, new_lake, new_state
+from lakes import FIRST, StreamLake, new_state
 
 from anabranch.common.errors import PositionError, Terminal
 from anabranch.common.json_values import from_json
@@ -88,8 +87,7 @@ def test_an_old_hour_that_is_accepted_or_restated_now_is_remembered_now() -> Non
     assert after(state, {H[0]: Accepted(2, cut(0))}).accepted[H[0]] == Accepted(2, cut(0))
 
 
-def test_the_newest_publish_of_any_branch_has_the_hours(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_the_newest_publish_of_any_branch_has_the_hours(lake: StreamLake) -> None:
     for i, branch in enumerate(("speed", "batch", "main", "speed")):
         newer = Timeline(FIRST, H[i], {0: 10 * i})
         lake.change(Change(branch), timeline=newer)
@@ -99,25 +97,22 @@ def test_the_newest_publish_of_any_branch_has_the_hours(tmp_path: Path) -> None:
     assert lake.state().timeline == newer, why
 
 
-def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_overrides_and_acceptances_are_read_from_their_own_branch(lake: StreamLake) -> None:
     timeline = Timeline(FIRST, H[2], {0: 20})
     state, overrides = replace(lake.state(), timeline=timeline), json.dumps({H[1]: "batch"})
     accepted = accepted_properties(state, {H[0]: Accepted(3, cut(0))})
-    main = Change("main", properties={OVERRIDES: overrides})
-    changes = (Change("batch", properties=accepted), main)
-    lake.change(*changes, timeline=timeline)
+    batch, main = Change("batch", properties=accepted), {OVERRIDES: overrides}
+    lake.change(batch, Change("main", properties=main), timeline=timeline)
     state = lake.state()
     assert state.accepted == {H[0]: Accepted(3, cut(0))}
     assert state.overrides == {H[1]: "batch"}
     assert state.served_by(H[1]) == "batch"
 
 
-def test_a_table_that_carries_no_position_names_the_remedy(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_a_table_that_carries_no_position_names_the_remedy(lake: StreamLake) -> None:
     found = r"expected a position on branch speed, found none; run `anabranch apply`"
     with pytest.raises(Terminal, match=found):
-        read_state(lake.lake.load(lake.stream.dead_letters_table))
+        read_state(lake.letters())
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from brokers import Broker
-from lakes import FIRST, Row, StreamLake, new_environment, new_lake
+from lakes import FIRST, Row, StreamLake, new_lake
 from no_spark import NO_SPARK, Hours
 
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
-from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
+from anabranch.protocol.dead_letters import is_due, waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.build import Built
@@ -24,10 +24,6 @@ HOURS = 5
 H = [shift(FIRST, i) for i in range(HOURS)]
 CUTS = {h: Cut("t", {0: (10 * i, 10 * i + 10)}) for i, h in enumerate(H)}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-def account(cut: Cut) -> HourAccount:
-    return HourAccount(good=1, dead=0, duplicate=0, gap=cut.offsets - 1)
 
 
 @pytest.fixture
@@ -64,19 +60,13 @@ def accept(
 def settle(lake: StreamLake) -> None:
     """A publish of a process that has seen all waiting decisions published."""
     confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), lake.roll())
-    state = lake.state()
-    changes = (Change("batch", properties=state_said(state)), Change("main"))
-    lake.change(*changes, confirmed=confirmed, state=state)
-
-
-def state_said(of: State) -> dict[str, str]:
-    return state.accepted_properties(of, {})
+    properties = state.accepted_properties(lake.state(), {})
+    lake.change(Change("batch", properties=properties), Change("main"), confirmed=confirmed)
 
 
 def accept_all(lake: StreamLake, but: tuple[int, ...] = ()) -> None:
-    for i in range(HOURS):
-        if i not in but:
-            accept(lake, i, [10 * i, 10 * i + 1, 10 * i + 2], [10 * i + 7, 10 * i + 8])
+    for i in sorted({*range(HOURS)} - {*but}):
+        accept(lake, i, [10 * i, 10 * i + 1, 10 * i + 2], [10 * i + 7, 10 * i + 8])
     settle(lake)
     settle(lake)
 
@@ -86,7 +76,7 @@ def of_hour(rows: list[Row], i: int) -> list[int]:
 
 
 def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
-    job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+    job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     made, built = Rebuilder(job, NO_SPARK), Hours(lake)
     made._hours = built  # type: ignore[assignment]
     return made, built
@@ -99,8 +89,7 @@ def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_letter(lake: StreamLake) ->
     accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
     # The process stands still; others accept hours and restate, and never get to its dead letters.
     for i in (3, 4):
-        rows = lake.stage([(H[i], 0, 10 * i)])
-        lake.land(lake.accept(rows, H[i], Accepted(1, CUTS[H[i]])))
+        lake.land(lake.accept(lake.stage([(H[i], 0, 10 * i)]), H[i], Accepted(1, CUTS[H[i]])))
     assert H[0] in lake.state().accepted, "an hour whose dead letters wait was forgotten"
     lake.roll()
     assert (of_hour(lake.rows("main"), 0), of_hour(lake.dead("main"), 0)) == ([0, 1, 2, 7], [8])
@@ -119,9 +108,9 @@ def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLa
     settle(lake)
     found = [is_due(lake.state(), item) for item in stale.dead_letters]
     assert found == [False] * len(stale.dead_letters)
-    before = lake.lake.load(lake.stream.dead_letters_table).metadata_location
-    roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
-    assert lake.lake.load(lake.stream.dead_letters_table).metadata_location == before
+    before = lake.letters().metadata_location
+    lake.roll(stale)
+    assert lake.letters().metadata_location == before
 
 
 def test_the_hour_after_a_forgotten_one_is_decided_again(lake: StreamLake) -> None:
@@ -178,10 +167,8 @@ def test_the_second_restatement_of_a_forgotten_hour_finds_the_first(lake: Stream
 def test_the_ledger_has_an_operators_acceptance_of_a_forgotten_hour(lake: StreamLake) -> None:
     """The hazard: decided again, it would be refused for what the operator had accepted."""
     reason = acceptance_reason(["quality: too few"], True, "known")
-    accept(lake, 0, [0], [], reason=reason)
-    accept(lake, 1, [10], [])
-    for i in range(2, HOURS):
-        accept(lake, i, [10 * i], [])
+    for i in range(HOURS):
+        accept(lake, i, [10 * i], [], reason=None if i else reason)
     settle(lake)
     settle(lake)
     state = lake.ledger.remembering(lake.state(), H[:2])

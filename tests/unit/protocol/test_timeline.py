@@ -208,7 +208,7 @@ class World(Broker):
     # Steps: what a test or Hypothesis chooses, by name
 
     def append(self, partition: int, minutes: int | None, count: int) -> None:
-        """`count` records stamped `minutes` from the clock; None is a record without a timestamp."""
+        """Records stamped `minutes` from the clock; None: without a timestamp."""
         stamp = MISSING if minutes is None else millis(self.now + minutes * MINUTE)
         self.log.setdefault(partition if partition in self.log else 0, []).extend([stamp] * count)
 
@@ -401,8 +401,7 @@ def test_ordered_records_are_cut_at_their_hour(gaps: list[int], publish: list[bo
         if by_speed:
             world.speed({0: 99, 1: 99})
     world.finish()
-    cuts = world.cuts.items()
-    assert {at: h for h, cut in cuts for at in offsets_of(cut.ranges)} == expected
+    assert {at: h for h, cut in world.cuts.items() for at in offsets_of(cut.ranges)} == expected
 
 
 @pytest.mark.parametrize("by", [("speed", {0: 99}), ("check",)], ids=["speed", "batch alone"])

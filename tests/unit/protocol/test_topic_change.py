@@ -16,7 +16,7 @@ from no_spark import NO_SPARK
 from anabranch.common.errors import ConfigurationError, PositionError, Refused
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.offsets.hours import (
@@ -32,7 +32,7 @@ from anabranch.offsets.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.merge import merge, uncovered_reason
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.sealing import BoundaryResolver
+from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.protocol.topic_change import (
     Adopted,
@@ -62,58 +62,56 @@ def log(id: str, starts: dict[int, int], ends: dict[int, int]) -> Log:
     return Log(Topic("e", id, tuple(ends)), starts, ends)
 
 
-def test_a_new_log_begins_at_its_start_or_where_the_operator_decides() -> None:
-    position, new = Position(OLD, {0: 7, 1: 3}), log(NEW, {0: 2, 1: 0, 2: 0}, {0: 9, 1: 4, 2: 0})
-    assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
-    assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
-    assert must_choose(FRESH, position, new)
-    why = "it has no record"
-    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), why
+FRESH_NEW = (FRESH, Position(OLD, {0: 7, 1: 3}), log(NEW, {0: 2, 1: 0, 2: 0}, {0: 9, 1: 4, 2: 0}))
+# A partition that was added meanwhile begins at 0.
+LEFT_OLD = (LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4}))
+LEFT_SHORT = (LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}))
+SHORT = (FRESH, Position(OLD, {0: 7, 1: 8}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 5}))
+SAME = log(OLD, {0: 0, 1: 0}, {0: 7, 1: 5})
 
 
-def test_a_log_that_was_read_before_continues_at_its_end() -> None:
-    """The hazard: read from its start, all that was published of it is published twice."""
-    position, old = Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4})
-    why = "a partition that was added meanwhile begins at 0"
-    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, why
-    assert not must_choose(LEFT, position, old)
-    assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
+@pytest.mark.parametrize(
+    ("given", "unpublished", "choice", "begin"),
+    [
+        pytest.param(FRESH_NEW, {}, None, {0: 2, 1: 0, 2: 0}, id="a new log at its start"),
+        pytest.param(FRESH_NEW, {}, {0: 5, 1: 3, 2: 0}, {0: 5, 1: 3, 2: 0}, id="where one decides"),
+        # The hazard: read from its start, all that was published of it is published twice.
+        pytest.param(LEFT_OLD, {}, None, {0: 7, 1: 0}, id="a log that was read before at its end"),
+        pytest.param(LEFT_OLD, {}, {0: 8, 1: 2}, {0: 8, 1: 2}, id="the same where one decides"),
+        # It lost its end while another was read: it continues as one that was not left.
+        pytest.param(LEFT_SHORT, {}, None, {0: 5}, id="left and shorter"),
+        pytest.param(LEFT_SHORT, {0: Stamped(3, 0)}, None, {0: 3}, id="left, unpublished before"),
+        pytest.param(LEFT_SHORT, {0: Stamped(6, 0)}, None, {0: 5}, id="left, unpublished behind"),
+        # It begins again at the first record that cannot be published.
+        pytest.param(SHORT, {}, None, {1: 5}, id="shorter"),
+        pytest.param(SHORT, {1: None}, None, {1: 5}, id="shorter, nothing unpublished"),
+        pytest.param(SHORT, {1: Stamped(3, 0)}, None, {1: 3}, id="shorter, unpublished before"),
+        pytest.param(
+            SHORT, {0: Stamped(2, 0), 1: Stamped(9, 0)}, None, {1: 5}, id="shorter, behind"
+        ),
+        pytest.param((FRESH, Position(OLD, {0: 7}), SAME), {}, None, None, id="the same topic"),
+        pytest.param((FRESH, Position("", {}), SAME), {}, None, None, id="no topic before"),
+    ],
+)  # fmt: skip
+def test_where_a_log_begins(
+    given: tuple[Timeline, Position, Log],
+    unpublished: dict[int, Stamped | None],
+    choice: dict[int, int] | None,
+    begin: dict[int, int] | None,
+) -> None:
+    assert plan_begins(*given, unpublished, choice) == begin
+
+
+def test_a_log_cannot_begin_before_what_was_read_of_it() -> None:
     found = r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"
     with pytest.raises(Refused, match=found):
-        plan_begins(LEFT, position, old, {}, {0: 6, 1: 0})
+        plan_begins(*LEFT_OLD, {}, {0: 6, 1: 0})
 
 
-@pytest.mark.parametrize(
-    ("unpublished", "begins"), [({}, 5), ({0: Stamped(3, 0)}, 3), ({0: Stamped(6, 0)}, 5)]
-)
-def test_a_log_that_lost_its_end_while_another_was_read_continues_as_one_that_was_not_left(
-    unpublished: dict[int, Stamped | None], begins: int
-) -> None:
-    found = plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished)
-    assert found == {0: begins}
-
-
-@pytest.mark.parametrize(
-    ("unpublished", "begins"),
-    [
-        ({}, {1: 5}),
-        ({1: None}, {1: 5}),
-        ({1: Stamped(3, 0)}, {1: 3}),
-        ({0: Stamped(2, 0), 1: Stamped(9, 0)}, {1: 5}),
-    ],
-)
-def test_a_log_that_lost_its_end_begins_again_at_the_first_record_that_cannot_be_published(
-    unpublished: dict[int, Stamped | None], begins: dict[int, int]
-) -> None:
-    short = log(OLD, {0: 0, 1: 0}, {0: 9, 1: 5})
-    assert plan_begins(FRESH, Position(OLD, {0: 7, 1: 8}), short, unpublished) == begins
-
-
-def test_a_topic_that_matches_the_position_needs_no_adoption() -> None:
-    same = log(OLD, {0: 0, 1: 0}, {0: 7, 1: 5})
-    assert plan_begins(FRESH, Position(OLD, {0: 7}), same, {}) is None
-    assert plan_begins(FRESH, Position("", {}), same, {}) is None
-    assert not must_choose(FRESH, Position("", {}), same)
+def test_an_operator_must_choose_for_records_of_a_log_never_read() -> None:
+    without_record = (*FRESH_NEW[:2], log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0}))
+    given = (FRESH_NEW, without_record, LEFT_OLD, (FRESH, Position("", {}), SAME))
+    assert [must_choose(*one) for one in given] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -250,18 +248,21 @@ def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted |
     return adopt(lake.publisher, broker.adapter, choice=parse_start(start) if start else None)
 
 
-def later() -> int:
-    """A timestamp, in milliseconds, of a record that comes after everything so far."""
-    return int((datetime.now(UTC) + timedelta(seconds=1)).timestamp() * 1000)
+def adopted_by(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted:
+    adopted = run(lake, broker, start)
+    assert adopted is not None
+    return adopted
+
+
+def decide(lake: StreamLake, broker: Broker) -> ResolvedState:
+    return BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
 
 
 def test_adopting_a_recreated_topic_keeps_every_row_and_continues_at_0(lake: StreamLake) -> None:
     broker = Broker(id=NEW, log={0: [0, 0], 1: [0]})
     with pytest.raises(PositionError, match="run `anabranch adopt`"):
-        BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
-    adopted = run(lake, broker, "earliest")
-    assert adopted is not None
-    assert adopted.sealed == (NOW_HOUR,)
+        decide(lake, broker)
+    assert adopted_by(lake, broker, "earliest").sealed == (NOW_HOUR,)
     [row] = lake.ledger.acts()
     assert (row.hour, row.decision, row.act and row.act.name) == (NOW_HOUR, "sealed", "adopt")
     state = lake.state()
@@ -269,8 +270,7 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_continues_at_0(lake: Str
     assert state.timeline.open == shift(NOW_HOUR, 1)
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert [uncovered_reason(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
-    decided = BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
-    assert decided.position == state.position
+    assert decide(lake, broker).position == state.position
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
 
 
@@ -290,10 +290,8 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     right, wrong = Broker(log={0: [0] * 5}), Broker(id=NEW, log={0: []})
     for _ in range(2):
         assert run(lake, wrong) is not None
-        adopted = run(lake, right)
-        assert adopted is not None
-        assert adopted.position == lake.state().position == Position(OLD, {0: 3})
-    decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
+        assert adopted_by(lake, right).position == lake.state().position == Position(OLD, {0: 3})
+    decided = decide(lake, right)
     assert plan_catch_up(decided.state, decided.position.offsets) is None
     hour = decided.timeline.open
     lake.serve([(hour, 0, 3), (hour, 0, 4)], {0: 5})
@@ -311,12 +309,7 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake
         run(lake, broker)
     assert lake.state().heads == heads
     holds = f"id {NEW} with 4 records, the oldest of 1970-01-01T00:01:00Z"
-    choices = (
-        "name the wrong topic or cluster",
-        "adopt events --from earliest",
-        "--from 0=3",
-        "--from TIME",
-    )
+    choices = ("wrong topic or cluster", "adopt events --from earliest", "from 0=3", "from TIME")
     for words in (f"topic id {OLD}", holds, "nothing was changed", *choices):
         assert words in str(refused.value)
     found = r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed"
@@ -337,8 +330,7 @@ def test_an_operator_chooses_a_topics_begin(lake: StreamLake, start: str, begins
 
 
 def _adopt(folder: Path) -> None:
-    environment = new_environment(folder)
-    adopt(Publisher(Lake(environment), new_stream()), Broker(id=NEW).adapter)
+    adopt(Publisher(Lake(new_environment(folder)), new_stream()), Broker(id=NEW).adapter)
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
@@ -352,8 +344,7 @@ def test_a_killed_adoption_is_done_once_by_the_next(lake: StreamLake, step: Step
     assert len(lake.state().timeline.adoptions) == 1
     assert [row.hour for row in lake.ledger.history()] == [NOW_HOUR]
     # And back.
-    back = run(lake, Broker(log={0: [0] * 5}))
-    assert back is not None and back.position == Position(OLD, {0: 3})
+    assert adopted_by(lake, Broker(log={0: [0] * 5})).position == Position(OLD, {0: 3})
 
 
 def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
@@ -365,13 +356,11 @@ def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None
 
 
 def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
-    state = lake.state()
     sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
-    timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
-    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline))
-    adopted = run(lake, Broker(id=NEW))
-    assert adopted is not None
-    assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
+    lake.change(
+        Change("speed"), timeline=Timeline(BEFORE, shift(NOW_HOUR, 1), {0: 9}, sealed=sealed)
+    )
+    assert adopted_by(lake, Broker(id=NEW)).lost == {NOW_HOUR: {0: (3, 9)}}
     (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
     assert (entry["class"], entry["ranges"]) == ("retention", {"0": [3, 9]})
     assert entry["hours"] == [NOW_HOUR]
@@ -381,13 +370,12 @@ def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
 
 def test_a_log_that_lost_its_end_continues_with_the_newer_records(lake: StreamLake) -> None:
     # An hour that waits for its end, so that the clock looks at the log.
-    timeline = Timeline(BEFORE, BEFORE, {0: 0})
-    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline))
-    broker = Broker(log={0: [0, later()]})
+    lake.change(Change("speed"), timeline=Timeline(BEFORE, BEFORE, {0: 0}))
+    later = datetime.now(UTC) + timedelta(seconds=1)
+    broker = Broker(log={0: [0, int(later.timestamp() * 1000)]})
     with pytest.raises(PositionError, match="Kafka lost published records"):
-        BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
-    adopted = run(lake, broker)
-    assert adopted is not None
+        decide(lake, broker)
+    assert run(lake, broker) is not None
     why = "the record that came since is not the first to be read"
     assert lake.state().position == Position(OLD, {0: 1}), why
     assert run(lake, broker) is None
@@ -402,9 +390,8 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
         assert lake.publish(lake.speed(more, {0: 4}), lake_=lake.again()) is Outcome.LANDED
 
     hooks: list[Callable[[], None]] = [publish]
-    adopted = run(lake, Broker(id=NEW, after_describe=hooks))
+    adopted = adopted_by(lake, Broker(id=NEW, after_describe=hooks))
     assert hooks == [], "the hazard did not happen"
-    assert adopted is not None
     assert adopted.timeline.sealed[NOW_HOUR].ranges == {0: (1, 4)}
     assert lake.rows("main") == [*ROWS, (NOW_HOUR, 0, 3)]
 
@@ -433,7 +420,7 @@ def test_hours_that_kafka_lost_are_refused_and_delay_no_other(lake: StreamLake) 
     state = lake.state()
     empty = {**state.timeline.sealed, state.timeline.open: Cut(NEW, {0: (0, 0)})}
     timeline = replace(state.timeline, sealed=empty, open=shift(state.timeline.open, 1))
-    lake.land(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None))
+    lake.change(Change("speed"), timeline=timeline)
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, NO_SPARK)
 

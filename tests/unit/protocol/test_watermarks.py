@@ -57,11 +57,6 @@ def sealed_state(
     return new_state(timeline, {0: position}, accepted=by_hour, **values)
 
 
-def fresh(state: State, **values: Any) -> datetime | None:
-    given: dict[str, Any] = {"before": NOTHING, "is_merged": True}
-    return plan_watermarks(state, **(given | values)).fresh_through
-
-
 @settings(max_examples=200)
 @given(st.integers(0, 12), st.data())
 def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataObject) -> None:
@@ -79,53 +74,53 @@ def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataO
     assert complete_through(state) == counted
 
 
-def test_fresh_is_the_end_of_the_complete_hours_of_main() -> None:
-    # The position and accepted hours ahead of it count, up to the first hour that neither covers.
-    assert fresh(sealed_state(3, position=25)) == end_of(at(1))
-    assert fresh(sealed_state(4, accepted=[2, 3], position=20)) == end_of(at(3))
-    assert fresh(sealed_state(4, accepted=[0, 3], position=19)) == end_of(at(0))
-    assert fresh(sealed_state(0)) is None
+def fresh(state: State, **values: Any) -> datetime | None:
+    given: dict[str, Any] = {"before": NOTHING, "is_merged": True}
+    return plan_watermarks(state, **(given | values)).fresh_through
 
 
-def test_ends_that_are_decided_but_not_sealed_count() -> None:
-    state = sealed_state(1, position=20, timeline={"boundaries": {at(1): {0: 20}, at(2): {0: 30}}})
-    assert fresh(state) == end_of(at(1))
-    # Another partition's end is not known.
-    unknown = replace(state.position, offsets={0: 20, 1: 5})
-    assert fresh(replace(state, position=unknown)) == end_of(at(0))
+WORD = {"read_until": end_of(at(3)) + timedelta(minutes=12)}
+BEFORE = {"before": Watermarks(None, end_of(at(2)))}
+ENDS = sealed_state(1, position=20, timeline={"boundaries": {at(1): {0: 20}, at(2): {0: 30}}})
+TWO = replace(ENDS, position=replace(ENDS.position, offsets={0: 20, 1: 5}))
+DROPPED = {"covered_from": at(4), "kept": (at(2),)}
 
 
-def test_the_speed_layers_statement_counts_unless_an_hour_lacks_skipped_offsets() -> None:
-    word = end_of(at(3)) + timedelta(minutes=12)
-    assert fresh(sealed_state(4, position=45), read_until=word) == word
-    jumped = sealed_state(4, position=45, timeline={"skipped": (at(2),)})
-    assert fresh(jumped, read_until=word) == end_of(at(1))
-    accepted = sealed_state(4, accepted=[2], position=45, timeline={"skipped": (at(2),)})
-    assert fresh(accepted, read_until=word) == word
-    # This also holds for the running hour.
-    running = sealed_state(4, position=45, timeline={"skipped": (at(4),)})
-    assert fresh(running, read_until=word) == end_of(at(3))
+def all_read(skipped: int | None = None, accepted: Iterable[int] = (), **values: Any) -> State:
+    skips = {} if skipped is None else {"skipped": (at(skipped),)}
+    return sealed_state(4, accepted, 45, timeline=skips, **values)
 
 
-def test_an_hour_that_a_merge_kept_delays_complete_through() -> None:
-    """The hazard: what the speed layer reads of it is its own until it covers the hour."""
-    word = end_of(at(3)) + timedelta(minutes=12)
-    for kept, fresh_through in ((2, 1), (4, 3)):
-        state = sealed_state(4, position=45, retained_hours=(at(kept),))
-        assert fresh(state, read_until=word) == end_of(at(fresh_through))
+FRESH: dict[str, tuple[State, dict[str, Any], datetime | None]] = {
+    "position": (sealed_state(3, position=25), {}, end_of(at(1))),
+    "accepted ahead of it": (sealed_state(4, accepted=[2, 3], position=20), {}, end_of(at(3))),
+    "up to an hour of neither": (sealed_state(4, accepted=[0, 3], position=19), {}, end_of(at(0))),
+    "no hour": (sealed_state(0), {}, None),
+    "ends that are decided, not sealed": (ENDS, {}, end_of(at(1))),
+    "another partition's end is not known": (TWO, {}, end_of(at(0))),
+    "the speed layer's statement": (all_read(), WORD, WORD["read_until"]),
+    "an hour lacks skipped offsets": (all_read(2), WORD, end_of(at(1))),
+    "an accepted hour lacks none": (all_read(2, accepted=[2]), WORD, WORD["read_until"]),
+    "the running hour lacks some": (all_read(4), WORD, end_of(at(3))),
+    # What the speed layer reads of it is its own until it covers the hour.
+    "a merge kept an hour": (all_read(retained_hours=(at(2),)), WORD, end_of(at(1))),
+    "a merge kept the running hour": (all_read(retained_hours=(at(4),)), WORD, end_of(at(3))),
+    "a waiting hour's speed rows were dropped": (
+        sealed_state(6, accepted=[0, 1, 4], position=60, timeline=DROPPED), {}, end_of(at(2)),
+    ),
+    "a promise is kept": (sealed_state(4, position=10), BEFORE, end_of(at(2))),
+    "a newer promise": (sealed_state(4, position=40), BEFORE, end_of(at(3))),
+    "main is not merged": (
+        sealed_state(4, position=40), {**BEFORE, "is_merged": False}, end_of(at(2)),
+    ),
+}  # fmt: skip
 
 
-def test_a_waiting_hour_whose_speed_rows_were_dropped_delays_complete_through() -> None:
-    dropped = {"covered_from": at(4), "kept": (at(2),)}
-    state = sealed_state(6, accepted=[0, 1, 4], position=60, timeline=dropped)
-    assert fresh(state) == end_of(at(2))
-
-
-def test_a_promise_is_kept_and_an_unmerged_main_makes_no_new_one() -> None:
-    before = Watermarks(None, end_of(at(2)))
-    assert fresh(sealed_state(4, position=10), before=before) == end_of(at(2))
-    assert fresh(sealed_state(4, position=40), before=before) == end_of(at(3))
-    assert fresh(sealed_state(4, position=40), before=before, is_merged=False) == end_of(at(2))
+@pytest.mark.parametrize(("state", "given", "expected"), FRESH.values(), ids=FRESH)
+def test_fresh_is_the_end_of_the_complete_hours_of_main(
+    state: State, given: dict[str, Any], expected: datetime | None
+) -> None:
+    assert fresh(state, **given) == expected
 
 
 def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> None:
@@ -135,8 +130,7 @@ def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> No
     assert fresh(given_up) == end_of(at(1))
     timeline = replace(given_up.timeline, open=at(4), sealed={at(3): Cut("t", {0: (0, 5)})})
     position = replace(given_up.position, offsets={0: 5})
-    went_on = replace(given_up, timeline=timeline, position=position)
-    assert fresh(went_on) == end_of(at(3))
+    assert fresh(replace(given_up, timeline=timeline, position=position)) == end_of(at(3))
 
 
 def test_engines_can_read_the_properties() -> None:
@@ -169,7 +163,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     before = len(lake.table().metadata.snapshots)
     word = end_of(at(1)) + timedelta(minutes=1)
     rows = lake.stage([(at(0), 0, 3), (at(1), 0, 12), (at(2), 0, 21)])
-    lake.land(replace(lake.speed(rows, {0: 22}), read_until=word))
+    lake.land(lake.speed(rows, {0: 22}, read_until=word))
     assert stated(lake) == (Watermarks(None, word), Watermarks(None, word))
 
     state = lake.state()
@@ -190,16 +184,14 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
 
 def test_a_withdrawn_promise_is_empty(lake: StreamLake) -> None:
     """An operator set `batch` back: its hours wait again."""
-    table = lake.table()
-    back = table.metadata.refs["batch"].snapshot_id
+    back = lake.state().heads["batch"]
     staged = lake.stage([(at(0), 0, 3)])
     sealed = replace(lake.state().timeline, sealed={at(1): cut(1)})
     lake.land(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed))
     assert stated(lake)[0].complete_through == at(0)
 
-    lake.table().manage_snapshots().create_branch(back, "batch").commit()
+    lake.set_back("batch", back)
     lake.move("main")
-
     assert stated(lake)[0].complete_through is None
     assert lake.table().properties[COMPLETE_THROUGH] == ""
 
@@ -211,8 +203,7 @@ DAY = "2026-11-20"
 
 def bounded(**bounds: Any) -> Any:
     ddl = "id STRING NOT NULL, at TIMESTAMP NOT NULL"
-    event_time = EventTime(column="at", **bounds)
-    return new_stream(schema=ddl, event_time=event_time)
+    return new_stream(schema=ddl, event_time=EventTime(column="at", **bounds))
 
 
 def sealed_to(hour: str, waiting: tuple[str, ...] = (), first: str = "2026-11-01T00") -> State:
@@ -267,15 +258,15 @@ def test_a_day_is_complete_once_all_hours_that_can_contain_its_events_are_accept
     stream = bounded(past="2 days", future="1 hour")
     done = completeness(stream, sealed_to("2026-11-23T00"), DAY)
     assert (done.first, done.last, done.complete) == ("2026-11-19T22", "2026-11-22T23", True)
-    expected = (done.accepted, done.open)
-    assert expected == (len(hours_between("2026-11-19T22", "2026-11-23T00")), None)
+    hours = hours_between("2026-11-19T22", "2026-11-23T00")
+    assert (done.accepted, done.open) == (len(hours), None)
 
     early = completeness(stream, sealed_to("2026-11-22T23"), DAY)
     assert (early.complete, early.waiting, early.open) == (False, [], "2026-11-22T23")
     assert early.complete_at == start_of("2026-11-23T00")
 
-    hours = sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00"))
-    refused = completeness(stream, hours, DAY)
+    waits = sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00"))
+    refused = completeness(stream, waits, DAY)
     assert (refused.complete, refused.waiting, refused.open) == (False, ["2026-11-21T07"], None)
 
 

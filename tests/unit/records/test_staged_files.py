@@ -4,7 +4,7 @@ written again without some rows, and staged in one snapshot."""
 import json
 import pickle
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake, at_next_commit
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse
 
 from anabranch.common.errors import Transient, Unexpected
 from anabranch.config.columns import parse_columns
@@ -55,15 +55,13 @@ def _rows(count: int, partition: int = 0, days: int = 1) -> pa.Table:
             "kafka_offset": pa.array(range(count), pa.int64()),
             "kafka_timestamp": pa.array([AT] * count, pa.timestamp("us", "UTC")),
             "ingest_hour": [FIRST] * count,
-            "event_date": pa.array(
-                [date(2026, 11, 21) - timedelta(days=i % days) for i in range(count)], pa.date32()
-            ),
+            "event_date": pa.array([AT.date() - timedelta(i % days) for i in range(count)]),
         }
     )
 
 
 def _spec(lake: StreamLake, most: int = MOST_BYTES) -> TaskSpec:
-    target, letters = (target_of(table) for table in (lake.table(), _letters(lake)))
+    target, letters = (target_of(table) for table in (lake.table(), lake.letters()))
     assert target is not None and letters is not None
     columns = parse_columns("id STRING NOT NULL, n INT")
     decode = DecodeSpec(columns, None, "json", lists_unknown=True)
@@ -71,10 +69,6 @@ def _spec(lake: StreamLake, most: int = MOST_BYTES) -> TaskSpec:
     spec = TaskSpec(decode, hours, target, letters, "t", "batch", ORDER, ("id",), most)
     copy: TaskSpec = pickle.loads(pickle.dumps(spec))
     return copy
-
-
-def _letters(lake: StreamLake) -> Table:
-    return lake.lake.load(lake.stream.dead_letters_table)
 
 
 def _write(lake: StreamLake, pieces: list[pa.Table], most: int = MOST_BYTES) -> list[Output]:
@@ -108,18 +102,18 @@ def _places(outputs: list[Output]) -> list[tuple[int, int]]:
     found = []
     for output in outputs:
         assert output.facts is not None
-        names = ["kafka_partition", "kafka_offset"]
-        noted, stored = (
-            list(zip(*(table[c].to_pylist() for c in names), strict=True))
-            for table in (read_facts(output.facts), _read(output))
-        )
-        assert noted == stored
+        noted = _of_rows(read_facts(output.facts))
+        assert noted == _of_rows(_read(output))
         found += noted
     return sorted(found)
 
 
-def test_each_record_is_a_row_or_a_dead_letter_and_in_the_report(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def _of_rows(rows: pa.Table) -> list[tuple[int, int]]:
+    places = (rows[name].to_pylist() for name in ("kafka_partition", "kafka_offset"))
+    return list(zip(*places, strict=True))
+
+
+def test_each_record_is_a_row_or_a_dead_letter_and_in_the_report(lake: StreamLake) -> None:
     values = [json.dumps({"id": f"a{i}", "n": 50 - i}).encode() for i in range(50)]
     values[7], values[9] = b"[", b'{"n": 1}'
     report = _run(lake, [_records(values[:20]), _records(values[20:], first=20)])
@@ -130,17 +124,16 @@ def test_each_record_is_a_row_or_a_dead_letter_and_in_the_report(tmp_path: Path)
     assert output.facts is not None
     found = read_facts(output.facts)["hash"].to_pylist()
     assert found == hash_keys(_read(output), ["id"]).to_pylist()
-    certain = certain_from([report], Tables(lake.table(), _letters(lake)), "attempt", AT)
+    certain = certain_from([report], Tables(lake.table(), lake.letters()), "attempt", AT)
     assert (certain.written.rows, certain.letters.rows) == (48, 2)
     lost = replace(report, rows=[])
     with pytest.raises(Unexpected, match="each of 50 records to be a row or a dead letter"):
-        certain_from([lost], Tables(lake.table(), _letters(lake)), "attempt", AT)
+        certain_from([lost], Tables(lake.table(), lake.letters()), "attempt", AT)
 
 
 def test_names_of_unknown_fields_are_counted_with_their_first_and_last_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = new_lake(tmp_path)
     other = [b'{"id":"a"}', b'{"id":"b","x":1}', b'{"x":2}', b'{"id":"c","x":3,"y":4}']
     reports = [_run(lake, [_records(other, p), _records(other, p, 8)]) for p in (1, 0)]
     total = UnknownNames.sum(report.unknown for report in reports)
@@ -155,8 +148,7 @@ def test_names_of_unknown_fields_are_counted_with_their_first_and_last_record(
     assert (few.records, {name: one.records for name, one in few.names.items()}) == (2, {"x": 2})
 
 
-def test_places_are_packed_in_the_order_of_the_file(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_places_are_packed_in_the_order_of_the_file(lake: StreamLake) -> None:
     files = FileWriter(_spec(lake).target, facts_of)
     rows = pa.concat_tables([_rows(3, 7), _rows(5, 2), _rows(4, 3)])
     for some in (rows[:7], rows[7:]):
@@ -164,8 +156,7 @@ def test_places_are_packed_in_the_order_of_the_file(tmp_path: Path) -> None:
     [output] = files.close()
     places = [(7, i) for i in range(3)] + [(2, i) for i in range(5)] + [(3, i) for i in range(4)]
     assert _places([output]) == sorted(places)
-    report = TaskReport.of(TaskReport([output], seen=3).as_bytes())
-    assert report == TaskReport([output], seen=3)
+    assert TaskReport.of(TaskReport([output], seen=3).as_bytes()) == TaskReport([output], seen=3)
     assert len(read_facts(None)) == 0
 
 
@@ -173,8 +164,7 @@ def _read(output: Output) -> pa.Table:
     return pq.ParquetFile(Path(urlparse(output.path).path)).read()
 
 
-def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(lake: StreamLake) -> None:
     pieces = [_rows(100, 0, 3), _rows(100, 1, 3)]
     outputs = _write(lake, pieces)
     assert len(outputs) == 3
@@ -191,22 +181,18 @@ def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(tmp_path: Path)
     assert sorted(found, key=lambda r: r["id"]) == sorted(sent, key=lambda r: r["id"])
 
 
-def test_dropped_rows_are_left_out_by_partition_and_offset(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_dropped_rows_are_left_out_by_partition_and_offset(lake: StreamLake) -> None:
     outputs = _write(lake, [_rows(10, 0), _rows(10, 1)])
     dropped = {1: np.array([3, 99]), 2: np.array([5])}
     [path] = [output.path for output in outputs]
     [output] = rewrite_file(path, dropped, _spec(lake).target)
     assert _places([output])
     left = {(0, i) for i in range(10)} | {(1, i) for i in range(10) if i != 3}
-    read = _read(output)
-    places = (read[name].to_pylist() for name in ("kafka_partition", "kafka_offset"))
-    assert set(zip(*places, strict=True)) == left
-    assert len(read) == 19
+    read = _of_rows(_read(output))
+    assert {*read} == left and len(read) == 19
 
 
-def test_rows_that_take_too_much_memory_go_to_files_of_their_own(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_rows_that_take_too_much_memory_go_to_files_of_their_own(lake: StreamLake) -> None:
     pieces = [_rows(1_000, p) for p in range(6)]
     outputs = _write(lake, pieces, most=int(2.5 * pieces[0].nbytes))
     assert [len(_read(o)) for o in outputs] == [3_000, 3_000]
@@ -215,19 +201,15 @@ def test_rows_that_take_too_much_memory_go_to_files_of_their_own(tmp_path: Path)
         assert numbers == sorted(numbers)
 
 
-def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
+def test_without_rows_there_is_no_file(lake: StreamLake) -> None:
     [output] = _write(lake, [_rows(3)])
     again = rewrite_file(output.path, {0: np.arange(3)}, _spec(lake).target)
     assert _write(lake, []) == again == []
 
 
-def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path)
-
+def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(lake: StreamLake) -> None:
     files = tuple(data_file_of(lake.table(), output) for output in _write(lake, [_rows(5)]))
-    began = lake.lake.clock.now()
-    staged = stage_written(lake.lake, lake.name, Written("attempt", began, files))
+    staged = stage_written(lake.lake, lake.name, Written("attempt", lake.lake.clock.now(), files))
     assert (staged.wap_id, staged.rows, len(staged.files)) == ("attempt", 5, 1)
     assert find_staged(lake.table(), "attempt") == staged
     assert lake.rows("main") == []
@@ -235,20 +217,11 @@ def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(tmp_pat
     assert lake.rows("main") == [(FIRST, 0, i) for i in range(5)]
 
 
-def test_an_overtaken_stage_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake, refused = new_lake(tmp_path), list[bool]()
-    catalog = lake.lake.catalog
-    send = catalog.commit_table
-
-    def overtaken(*arguments: object) -> object:
-        if not refused:
-            refused.append(True)
-            lake.move("speed")
-        return send(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(catalog, "commit_table", overtaken)
+def test_an_overtaken_stage_is_sent_again(lake: StreamLake) -> None:
+    refused = list[bool]()
     files = [data_file_of(lake.table(), output) for output in _write(lake, [_rows(5)])]
     before = lake.metadata_files()
+    at_next_commit(lake.lake, lambda: refused.append(lake.move("speed") is None))
     staged = lake.lake.stage(lake.name, "attempt", files)
     assert refused
     assert staged.rows == 5
@@ -259,9 +232,8 @@ def test_an_overtaken_stage_is_sent_again(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("unreadable", [True, False])
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool, unreadable: bool
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, landed: bool, unreadable: bool
 ) -> None:
-    lake = new_lake(tmp_path)
     catalog = lake.lake.catalog
     send = catalog.commit_table
 
@@ -273,16 +245,15 @@ def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
         raise ConnectionError("the answer is lost")
 
     files = [data_file_of(lake.table(), output) for output in _write(lake, [_rows(5)])]
-    with monkeypatch.context() as changed:
-        changed.setattr(catalog, "commit_table", lost)
-        if landed:
-            assert lake.lake.stage(lake.name, "attempt", files).rows == 5
-        else:
-            before = lake.metadata_files()
-            with pytest.raises(Transient, match="expected its snapshot, found none"):
-                lake.lake.stage(lake.name, "attempt", files)
-            # It may still land, and a reader of its snapshot needs its manifests.
-            assert len(lake.metadata_files() - before) == 2
+    monkeypatch.setattr(catalog, "commit_table", lost)
+    if landed:
+        assert lake.lake.stage(lake.name, "attempt", files).rows == 5
+    else:
+        before = lake.metadata_files()
+        with pytest.raises(Transient, match="expected its snapshot, found none"):
+            lake.lake.stage(lake.name, "attempt", files)
+        # It may still land, and a reader of its snapshot needs its manifests.
+        assert len(lake.metadata_files() - before) == 2
     assert (find_staged(lake.table(), "attempt") is not None) == landed
 
 
@@ -296,9 +267,10 @@ def test_a_stage_whose_answer_is_lost_is_what_the_table_says(
         ([], False),
     ],
 )
-def test_files_that_name_the_same_events(tmp_path: Path, others: list[str], expected: bool) -> None:
-    lake = new_lake(tmp_path)
-    table = lake.lake.load(lake.stream.table)
+def test_files_that_name_the_same_events(
+    lake: StreamLake, others: list[str], expected: bool
+) -> None:
+    table = lake.table()
 
     def files(ids: list[str]) -> list[DataFile]:
         rows = _rows(len(ids))
@@ -306,6 +278,5 @@ def test_files_that_name_the_same_events(tmp_path: Path, others: list[str], expe
         writer = FileWriter(target_of(table))  # type: ignore[arg-type]
         return [data_file_of(table, o) for o in [*write_all(writer, rows), *writer.close()]]
 
-    reader = RowReader.of(table)
-    assert have_same_keys(reader, files(["a", "b"]), files(others), ["id"]) is expected
-    assert have_same_keys(reader, files(others), files(["a", "b"]), ["id"]) is expected
+    both, reader = (files(["a", "b"]), files(others)), RowReader.of(table)
+    assert [have_same_keys(reader, *of, ["id"]) for of in (both, both[::-1])] == [expected] * 2

@@ -1,7 +1,8 @@
 """A session that opens on first use."""
 
-import threading
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,33 +12,22 @@ from anabranch.spark.session import LazySpark
 
 
 def test_a_session_opens_once_for_all_threads() -> None:
-    opened: list[object] = []
+    opened = list[object]()
 
     def open_session() -> SparkSession:
         opened.append(object())
         return cast(SparkSession, opened[-1])
 
-    lazy, found = LazySpark(open_session), list[object]()
+    lazy = LazySpark(open_session)
     assert lazy.opened is None
-    threads = [threading.Thread(target=lambda: found.append(lazy())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: lazy(), range(8))]
     assert found == [lazy.opened] * 8
     assert len(opened) == 1
 
 
 def test_a_session_that_cannot_be_opened_is_tried_again() -> None:
-    answers: list[Any] = [ConfigurationError("no workers"), cast(SparkSession, object())]
-
-    def open_session() -> SparkSession:
-        answer = answers.pop(0)
-        if isinstance(answer, ConfigurationError):
-            raise answer
-        return cast(SparkSession, answer)
-
-    lazy = LazySpark(open_session)
+    lazy = LazySpark(Mock(side_effect=[ConfigurationError("no workers"), object()]))
     with pytest.raises(ConfigurationError, match="no workers"):
         lazy()
     assert lazy() is lazy.opened

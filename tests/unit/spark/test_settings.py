@@ -45,8 +45,7 @@ def test_names_of_secrets_of_catalogs_and_stores() -> None:
 
 
 def test_each_encryption_of_spark_covers_them() -> None:
-    encrypts = ("network.crypto.enabled", "ssl.rpc.enabled", "authenticate.enableSaslEncryption")
-    for key in encrypts:
+    for key in ("network.crypto.enabled", "ssl.rpc.enabled", "authenticate.enableSaslEncryption"):
         assert exposed_keys("yarn", settings(**{f"spark.{key}": "true"})) == ()
         assert exposed_keys("yarn", settings(**{f"spark.{key}": "false"})) != ()
     # Authentication alone encrypts nothing.
