@@ -1,5 +1,6 @@
 """Decode cases: values with the code of their verdict and a text in it."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,14 @@ def spec_of(
     return DecodeSpec(parse_schema(schema), bounds, form, **more)
 
 
-def decoded(spec: DecodeSpec, values: Sequence[bytes | None], **given: Any) -> Decoded:
+def as_sent(value: object) -> bytes | None:
+    """A value; one that is neither bytes nor None, as JSON."""
+    return value if isinstance(value, bytes | None) else json.dumps(value).encode()
+
+
+def decoded(spec: DecodeSpec, values: Sequence[object], **given: Any) -> Decoded:
     given = {"stamps": [micros(START)] * len(values), **given}
-    return Decoder(spec).decode(new_batch(values, **given))
+    return Decoder(spec).decode(new_batch([*map(as_sent, values)], **given))
 
 
 def codes(result: Decoded) -> dict[int, str]:

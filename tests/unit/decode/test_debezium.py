@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from cases import codes
+from cases import as_sent, codes
 from format_cases import of, record
 from kafka_batches import new_batch
 from wire import wired, written
@@ -50,9 +50,8 @@ OF_CREATED = {**READ, "op": "c", **OF_SOURCE}
 def decoded(
     values: Sequence[object], keys: Sequence[bytes | None] = (), of: Stream | None = None
 ) -> Decoded:
-    sent = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
-    key = pa.array([*keys, *[None] * (len(sent) - len(keys))], pa.binary())
-    batch = new_batch(sent).append_column("key", key)
+    key = pa.array([*keys, *[None] * (len(values) - len(keys))], pa.binary())
+    batch = new_batch([*map(as_sent, values)]).append_column("key", key)
     return Decoder(decode_spec(of or stream("json"), lists_unknown=True)).decode(batch)
 
 
@@ -166,7 +165,7 @@ def test_more_levels_than_python_reads_are_a_dead_letter(levels: int) -> None:
 
 
 def test_a_byte_order_mark_is_ignored() -> None:
-    assert rows(decoded([(b"\xef\xbb\xbf" + json.dumps(CREATED).encode())])) == [OF_CREATED]
+    assert rows(decoded([b"\xef\xbb\xbf" + json.dumps(CREATED).encode()])) == [OF_CREATED]
 
 
 def test_a_change_without_a_row_is_one_of_nulls() -> None:

@@ -1,7 +1,6 @@
 """Fields by name or path, and values in a stated notation: right, or a verdict with a reason."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -22,17 +21,17 @@ from anabranch.decode.values import FIRST_MICROS, LAST_MICROS
 PER_SECOND = {"seconds": 1, "millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 
 
-def read(schema: Mapping[str, Any], values: Sequence[bytes | None], **given: Any) -> Decoded:
+def read(schema: Mapping[str, Any], values: Sequence[object], **given: Any) -> Decoded:
     return decoded(spec_of(schema, **given), values)
 
 
 def rows(schema: Mapping[str, Any], *values: object, **given: Any) -> list[dict[str, Any]]:
-    result = read(schema, [json.dumps(value).encode() for value in values], **given)
+    result = read(schema, values, **given)
     assert not result.errors
     return result.rows.select(list(schema)).to_pylist()
 
 
-def verdict(schema: Mapping[str, Any], value: bytes) -> tuple[str, str]:
+def verdict(schema: Mapping[str, Any], value: object) -> tuple[str, str]:
     return read(schema, [value]).errors[0]
 
 
@@ -116,7 +115,7 @@ def test_times_of_a_form() -> None:
     for sent in ("2026-11-28T10:00:00Z", "29/Feb/2026:10:00:00 +0100", ""):
         expected = "at: expected timestamp of the form %d/%b/%Y:%H:%M:%S %z"
         wanted = ("unreadable_timestamp", f"{expected}, found {sent}")
-        assert verdict(schema, json.dumps({"at": sent}).encode()) == wanted
+        assert verdict(schema, {"at": sent}) == wanted
     assert verdict(schema, b'{"day":5}')[0] == "wrong_type"
 
 
@@ -223,7 +222,7 @@ def test_fields_by_name_and_path() -> None:
     assert rows(PATHS, value, *others) == [expected, *[nothing] * 4]
     [again, beside] = rows(PATHS, value, {"@id": 5})
     assert (again, beside) == (expected, nothing | {"id": "5"})
-    result = read(PATHS, [json.dumps(value).encode()], lists_unknown=True, rescued="rescued")
+    result = read(PATHS, [value], lists_unknown=True, rescued="rescued")
     assert result.unknown == {0: ["id", "payload.after.other"]}
     left = '{"id":"not this","payload":{"after":{"other":1}}}'
     assert result.rows["rescued"].to_pylist() == [left]
@@ -270,7 +269,7 @@ OBJECTS = st.recursive(
 def test_paths_in_any_objects(objects: list[dict[str, Any]]) -> None:
     paths = ("a", "b.a", "b.b.a", "b.b.b", "c.c", "c")
     schema = {f"c{i}": {"type": "INT", "from": path} for i, path in enumerate(paths)}
-    result = read(schema, [json.dumps(one).encode() for one in objects])
+    result = read(schema, objects)
     for i, (one, row) in enumerate(zip(objects, result.rows.to_pylist(), strict=True)):
         is_wrong = False
         for name, path in zip(schema, paths, strict=True):
@@ -310,11 +309,10 @@ ANY = st.recursive(
 @settings(max_examples=budget(150, 3_000))
 @given(st.lists(st.dictionaries(st.sampled_from(["a", *EVERY]), ANY, max_size=5), max_size=6))
 def test_any_values_have_the_verdict_that_they_have_alone(objects: list[dict[str, Any]]) -> None:
-    values = [json.dumps(one).encode() for one in objects]
-    result = read(EVERY, values)
+    result = read(EVERY, objects)
     together = result.rows.select(list(EVERY)).to_pylist()
-    for i, value in enumerate(values):
-        alone = read(EVERY, [value])
+    for i, one in enumerate(objects):
+        alone = read(EVERY, [one])
         assert alone.errors.get(0) == result.errors.get(i)
         assert alone.rows.select(list(EVERY)).to_pylist() == [together[i]]
 
@@ -332,7 +330,7 @@ def test_numbers_of_any_length(digits: int) -> None:
 def test_times_of_a_form_that_repeat() -> None:
     schema = {"at": {"type": "TIMESTAMP", "format": "%d.%m.%Y"}}
     texts = ["28.11.2026", None, "x", "28.11.2026", "30.02.2026", "01.01.0001"]
-    result = read(schema, [json.dumps({"at": text}).encode() for text in texts])
+    result = read(schema, [{"at": text} for text in texts])
     good, first = datetime(2026, 11, 28, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC)
     assert result.rows["at"].to_pylist() == [good, None, None, good, None, first]
     assert sorted(result.errors) == [2, 4]

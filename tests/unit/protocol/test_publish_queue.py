@@ -243,16 +243,12 @@ def test_a_full_queue_takes_no_publisher(lake: StreamLake, monkeypatch: pytest.M
     assert line(lake) == [first]
 
 
-def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> None:
-    turn = new_turn(lake)
+def test_taking_back_a_turn_leaves_all_others(lake: StreamLake) -> None:
+    first, second = new_turn(lake), new_turn(lake)
     before = lake.table().metadata_location
     remove_turn(lake.lake, lake.name, "mine")
-    assert line(lake) == [turn]
-    assert lake.table().metadata_location == before
-
-
-def test_turns_behind_a_removed_turn_stay(lake: StreamLake) -> None:
-    first, second = new_turn(lake), new_turn(lake)
+    assert line(lake) == [first, second]
+    assert lake.table().metadata_location == before, "none was taken back"
     remove_turn(lake.lake, lake.name, first)
     assert line(lake) == [second]
     remove_turn(lake.lake, lake.name, second)

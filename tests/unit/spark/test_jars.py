@@ -63,18 +63,22 @@ def test_verify_names_the_jar(tmp_path: Path, content: dict[str, bytes], sentenc
     assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == [difference]
 
 
+ZEROS, TWICE = "0" * 64, r"expected each jar once, found s3/a\.jar again"
+
+
 @pytest.mark.parametrize(
-    "line", ["abc  spark/a.jar", "0" * 64 + " spark/a.jar", "0" * 64 + "  other/a.jar"]
+    ("lines", "found"),
+    [
+        ("# comment\nabc  spark/a.jar", "line 2"),
+        (f"# comment\n{ZEROS} spark/a.jar", "line 2"),
+        (f"# comment\n{ZEROS}  other/a.jar", "line 2"),
+        (f"{ZEROS}  s3/a.jar\n{'1' * 64}  s3/a.jar", TWICE),
+    ],
+    ids=["no checksum", "one blank", "another folder", "a jar twice"],
 )
-def test_a_line_that_is_no_checksum_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "sums").write_text(f"# comment\n{line}\n")
-    with pytest.raises(Terminal, match="line 2"):
-        jars.read_sums(tmp_path / "sums")
-
-
-def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sums").write_text(f"{'0' * 64}  s3/a.jar\n{'1' * 64}  s3/a.jar\n")
-    with pytest.raises(Terminal, match=r"expected each jar once, found s3/a\.jar again"):
+def test_a_wrong_line_of_the_list_is_named(tmp_path: Path, lines: str, found: str) -> None:
+    (tmp_path / "sums").write_text(f"{lines}\n")
+    with pytest.raises(Terminal, match=found):
         jars.read_sums(tmp_path / "sums")
 
 
