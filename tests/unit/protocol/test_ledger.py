@@ -23,51 +23,43 @@ NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
 
 
-def record(lake: StreamLake, *items: LedgerRow) -> frozenset[str]:
-    return lake.ledger.record(items)
-
-
-def history(lake: StreamLake) -> list[LedgerRow]:
-    return lake.ledger.history()
-
-
 def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
     quality = {"passed": True, "failed": []}
     facts = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": quality, "served": "batch"}
     row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
-    assert record(lake, row) == {row.decision_id}
-    (stored,) = history(lake)
+    assert lake.ledger.record([row]) == {row.decision_id}
+    (stored,) = lake.ledger.history()
     assert stored == replace(row, sequence=stored.sequence)
 
 
 def test_a_row_lost_in_a_crash_is_restored_once_from_properties(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
     lake.change(Change("speed"), decisions=(row,))
-    assert history(lake) == [], "the hazard did not happen"
-    confirmed = record(lake, *lake.state().decisions)
+    assert lake.ledger.history() == [], "the hazard did not happen"
+    confirmed = lake.ledger.record(lake.state().decisions)
     assert confirmed == {row.decision_id}
-    assert record(lake, *lake.state().decisions) == confirmed
-    assert [r.decision_id for r in history(lake)] == [row.decision_id]
+    assert lake.ledger.record(lake.state().decisions) == confirmed
+    assert [r.decision_id for r in lake.ledger.history()] == [row.decision_id]
     lake.change(Change("speed"), confirmed=Confirmed(confirmed))
     assert lake.state().decisions == ()
-    assert record(lake) == frozenset()
+    assert lake.ledger.record([]) == frozenset()
 
 
 def test_a_row_that_two_processes_restore_at_once_is_written_once(lake: StreamLake) -> None:
     row, other = (ledger.decision(FIRST, "sealed", 0, CUT, NOW) for _ in range(2))
     theirs, found = Ledger(lake.again(), lake.stream.hours_table), list[frozenset[str]]()
     at_next_commit(lake.lake, lambda: found.append(theirs.record([row])))
-    assert record(lake, row, other) == {row.decision_id, other.decision_id}
+    assert lake.ledger.record([row, other]) == {row.decision_id, other.decision_id}
     assert found == [{row.decision_id}]
-    assert [r.decision_id for r in history(lake)] == [row.decision_id, other.decision_id]
+    assert [r.decision_id for r in lake.ledger.history()] == [row.decision_id, other.decision_id]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_append_whose_answer_is_lost_lands_once(lake: StreamLake, when: str) -> None:
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
     at_next_commit(lake.lake, **{when: lose_answer})
-    assert record(lake, row) == {row.decision_id}
-    assert [r.decision_id for r in history(lake)] == [row.decision_id]
+    assert lake.ledger.record([row]) == {row.decision_id}
+    assert [r.decision_id for r in lake.ledger.history()] == [row.decision_id]
 
 
 def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: StreamLake) -> None:
@@ -82,7 +74,7 @@ def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: Stre
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(write, (0, 1))) == [None, None]
-    rows = history(lake)
+    rows = lake.ledger.history()
     sequences = [r.sequence for r in rows]
     assert sequences == sorted(set(sequences)), "two appends share a place in the order"
     for who in (0, 1):
@@ -102,7 +94,7 @@ def test_an_append_never_first_ends(lake: StreamLake, monkeypatch: pytest.Monkey
     found = r"append to games\.events_hours: expected a commit to land within"
     with pytest.raises(Transient, match=found):
         lake.lake.append(lake.stream.hours_table, rows)
-    assert {r.decision for r in history(lake)} == {"sealed"}
+    assert {r.decision for r in lake.ledger.history()} == {"sealed"}
 
 
 def row(decision: Kind, revision: int = 1, hour: str = FIRST, **values: Any) -> LedgerRow:
