@@ -443,7 +443,7 @@ def limit_commits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 def at_next_commit(
     lake_: Lake, before: Callable[[], object] = list, after: Callable[[], object] = list
 ) -> None:
-    """What happens right before or after the next commit; its answer is lost if either raises."""
+    """Act right before or after the next commit; its answer is lost if either act raises."""
     catalog = lake_.catalog
     real = catalog.commit_table
 

@@ -90,7 +90,7 @@ def test_columns_by_the_names_of_a_header() -> None:
         "at": {"type": "TIMESTAMP", "from": "time", "unit": "millis"},
         "day": {"type": "DATE", "format": "%d.%m.%Y"},
     }
-    spec = spec_of(schema, "csv", delimiter=";", header=(("id", "other", "time", "sum €", "day")))
+    spec = spec_of(schema, "csv", delimiter=";", header=("id", "other", "time", "sum €", "day"))
     expect(
         spec,
         {

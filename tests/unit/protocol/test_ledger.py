@@ -1,26 +1,50 @@
-"""The ledger: append-only, in its own order, each decision once from any number of writers."""
+"""The ledger: append-only, in its own order, each decision once from any number of writers; and its
+rows, which wait in a branch's properties, for other versions of the code too."""
 
+import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lakes import FIRST, StreamLake, at_next_commit, decide, lose_answer
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
+from anabranch.common.json_values import from_json
+from anabranch.common.version import VERSION
+from anabranch.config.stream import Quality
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import frequent_reason
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import Kind, LedgerRow
+from anabranch.protocol.ledger_row import (
+    Account,
+    Diff,
+    HourAccount,
+    HourShare,
+    Kind,
+    LedgerRow,
+    QualityResult,
+    RunFacts,
+    is_too_many,
+    objection,
+    percent,
+)
 from anabranch.protocol.state import Confirmed
+from speed_layer.reading_note import DeadShare
 
-NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
-CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
+NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
+CUT = Cut("t", {10: (1, 1), 0: (3, 9)})
 
 
 def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
@@ -148,3 +172,147 @@ def test_a_refused_restatement_of_an_hour_that_has_expired_is_not_open() -> None
     refused = row("refused", revision=2, reason="gap", gaps={"retention": 1})
     assert set(ledger.open_refusals([ACCEPTED, refused])) == {FIRST}
     assert not ledger.open_refusals([ACCEPTED, refused, row("expired")])
+
+
+# Decisions that wait
+
+ACCOUNT = HourAccount(
+    good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1},
+    partitions={0: Account(6, 3, 1, 1, {"control": 1})}, sources={"kafka": 5}, speed_rows=4,
+    diff=Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
+    quality=QualityResult(True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)),
+)  # fmt: skip
+BEGIN = {
+    "id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": FIRST, "code_version": VERSION,
+    "publish": "p",
+}  # fmt: skip
+ITS_CUT = {"topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6}
+COUNTS = {"good": 3, "dead": 1, "duplicate": 1, "gaps": {"control": 1}}
+ITS_ACCOUNT = {
+    **COUNTS, "gap": 1, "partitions": {"0": {"offsets": 6, **COUNTS}}, "sources": {"kafka": 5},
+    "speed_rows": 4,
+    "diff": {
+        "missing": 1, "extra": 0, "changed": 0, "duplicate": 1, "unread": 1, "missing_dead": 0,
+        "extra_dead": 0, "sample": [{"kind": "unread", "partition": 0, "offset": 8}],
+    },
+    "quality": {
+        "passed": True, "failed": [], "warnings": [], "evaluated": 1, "suite": "events",
+        "met": [{"type": "expect_x", "kwargs": {}, "severity": "critical"}], "not_applicable": [],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("decision", "revision", "cut", "facts", "columns"),
+    [
+        ("sealed", 0, CUT, {"served": "speed"}, ITS_CUT),
+        ("served", 2, None, {"served": "batch", "reason": "why"}, {}),
+        ("accepted", 1, CUT, {"served": "batch"}, {**ITS_CUT, **ITS_ACCOUNT}),
+    ],
+)
+def test_a_decision_waits_as_json_and_comes_back(
+    decision: Kind, revision: int, cut: Cut | None, facts: dict[str, Any], columns: dict[str, Any]
+) -> None:
+    account = {"account": ACCOUNT} if decision == "accepted" else {}
+    row = ledger.decision(FIRST, decision, revision, cut, NOW, "i", **facts, **account)
+    text = BEGIN | {"decision": decision, "revision": revision} | facts | columns
+    waiting = replace(row, publish="p")
+    assert json.loads(json.dumps(waiting.as_waiting())) == text
+    assert LedgerRow.from_waiting(text) == waiting
+
+
+@pytest.mark.parametrize(
+    "run",
+    [RunFacts(NOW), RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b")],
+)
+def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
+    account = replace(ACCOUNT, run=run)
+    row = ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=account)
+    assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
+    columns = json.loads(json.dumps(row.as_columns()["run"]))
+    assert columns["began"] == NOW.isoformat() and None not in columns.values()
+    assert from_json(RunFacts, columns) == run
+
+
+# Which shares of dead letters a stream allows, and their most frequent reason.
+
+
+@pytest.mark.parametrize(
+    ("count", "records", "most", "expected"),
+    [
+        (0, 0, 0.05, False), (0, 10, 0.0, False), (19, 19, 0.05, False), (20, 20, 0.05, True),
+        (20, 400, 0.05, False), (21, 400, 0.05, True), (1, 1_000_000, 0.0, True),
+        (38_094, 38_094, 1.0, False),
+    ],
+)  # fmt: skip
+def test_too_many_by_share_and_20(count: int, records: int, most: float, expected: bool) -> None:
+    assert is_too_many(count, records, most) is expected
+    assert (objection("dead letters", count, records, most) is not None) is expected
+
+
+def test_the_objection_says_what_was_expected_and_found() -> None:
+    assert objection("dead letters", 38_094, 38_095, 0.05) == (
+        "dead letters: expected at most 5 % of 38,095 records, found 38,094 (more than 99.9 %)"
+    )
+    assert [percent(n) for n in (0, 0.0002, 0.005, 0.5, 1)] == [
+        "0 %", "less than 0.1 %", "0.5 %", "50 %", "100 %",
+    ]  # fmt: skip
+
+
+def test_the_share_of_an_account_counts_what_was_read() -> None:
+    account = HourAccount(offsets=12, good=5, dead=3, duplicate=2, gap=1, erased=1)
+    assert HourShare.of(account) == HourShare(3, 10)
+    assert HourShare.of(HourAccount()) is None
+    assert HourShare.of(HourAccount(offsets=3, good=0, dead=0, duplicate=0, gap=3)) is None
+
+
+def letters(folder: Path, *texts: tuple[str, str]) -> DataFile:
+    """A file of dead letters with these codes and texts, at offsets from 5 on."""
+    path = folder / f"{len(texts)}.parquet"
+    columns = {
+        "error_code": [code for code, _ in texts], "error_text": [text for _, text in texts],
+        "kafka_partition": [0] * len(texts), "kafka_offset": list(range(5, 5 + len(texts))),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), path)
+    return DataFile.from_args(file_path=f"file://{path}", record_count=len(texts))
+
+
+def test_the_most_frequent_reason_has_no_value_of_a_record(tmp_path: Path) -> None:
+    one = letters(tmp_path, ("malformed_json", "expected one JSON object, found text"))
+    texts = ("found 1732230000.5", "found secret, found again")
+    other = letters(tmp_path, *(("wrong_type", f"ts: expected timestamp, {t}") for t in texts))
+    expected = "wrong_type: ts: expected timestamp (the first: partition 0, offset 5)"
+    assert frequent_reason(PyArrowFileIO(), [one, other]) == expected
+    assert frequent_reason(PyArrowFileIO(), []) is None
+
+
+def test_the_speed_layer_warns_at_the_limit_and_each_time_the_number_has_doubled(
+    lake: StreamLake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    share = DeadShare(lake.lake, lake.stream)
+    file = letters(tmp_path, *[("wrong_type", "n: expected int, found x")] * 8)
+
+    def warned() -> int:
+        return sum(r.levelno == logging.WARNING for r in caplog.records)
+
+    # 16 are fewer than 20; 24 and 48 are too many, and 32 and 40 say nothing new.
+    for at, expected in enumerate((0, 0, 1, 1, 1, 2)):
+        share.published(FIRST, 2, [file])
+        assert warned() == expected, at
+    assert "wrong_type: n: expected int (the first: partition 0, offset 5)" in caplog.text
+    assert f"anabranch dead-letters {lake.stream.name}" in caplog.text
+    # Another hour begins at zero, and an hour with few dead letters has no warning.
+    share.published("2026-11-21T01", 2, [file])
+    share.published("2026-11-21T02", 2_000, [file] * 3)
+    assert warned() == 2
+    allowed = lake.stream.model_copy(update={"quality": Quality(max_dead="100 %")})
+    DeadShare(lake.lake, allowed).published(FIRST, 0, [file] * 3)
+    assert warned() == 2
+
+
+def test_an_unreadable_letter_stops_none(
+    lake: StreamLake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = DataFile.from_args(file_path=f"file://{tmp_path}/gone.parquet", record_count=40)
+    DeadShare(lake.lake, lake.stream).published(FIRST, 0, [gone])
+    assert "most often unknown: " in caplog.text
