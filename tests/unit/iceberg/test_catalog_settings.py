@@ -17,10 +17,8 @@ from anabranch.spark.settings import session_settings
 
 def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
     assert with_timeouts("sqlite:////a/catalog.db") == "sqlite:////a/catalog.db?timeout=10"
-    assert jdbc_properties("sqlite:////a/catalog.db") == {
-        "uri": "jdbc:sqlite:/a/catalog.db",
-        "jdbc.busy_timeout": "10000",
-    }
+    expected = {"uri": "jdbc:sqlite:/a/catalog.db", "jdbc.busy_timeout": "10000"}
+    assert jdbc_properties("sqlite:////a/catalog.db") == expected
 
 
 def test_a_postgresql_client_notices_a_dead_connection() -> None:
@@ -57,9 +55,8 @@ def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_o
 
 def test_parameters_of_the_address_have_precedence() -> None:
     assert with_timeouts("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
-    assert "connect_timeout=60&keepalives_idle" in with_timeouts(
-        "postgresql+psycopg2://h/db?connect_timeout=60"
-    )
+    expected = "connect_timeout=60&keepalives_idle"
+    assert expected in with_timeouts("postgresql+psycopg2://h/db?connect_timeout=60")
 
 
 def test_other_catalogs_are_left_alone() -> None:
@@ -77,20 +74,13 @@ def environment(**catalog: Any) -> config.Environment:
 
 
 def in_spark(given: config.Environment) -> dict[str, str]:
-    prefix = "spark.sql.catalog.lake."
-    return {
-        k.removeprefix(prefix): v
-        for k, v in session_settings(given).items()
-        if k.startswith(prefix)
-    }
+    prefix, settings = "spark.sql.catalog.lake.", session_settings(given)
+    return {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
 
 
 def test_both_clients_of_a_rest_catalog_have_the_same_settings() -> None:
-    given = environment(
-        type="rest",
-        uri="https://c.example.com/api",
-        properties={"token": "t", "rest.sigv4-enabled": True},
-    )
+    properties = {"token": "t", "rest.sigv4-enabled": True}
+    given = environment(type="rest", uri="https://c.example.com/api", properties=properties)
     python, spark = catalog_properties(given), in_spark(given)
     for properties in (python, spark):
         assert (properties["type"], properties["uri"]) == ("rest", "https://c.example.com/api")
@@ -124,9 +114,7 @@ def test_both_clients_of_glue_have_the_same_settings_and_no_address() -> None:
         assert (properties["type"], properties["warehouse"]) == ("glue", "s3://b/w")
         assert properties["client.region"] == "eu-west-1"
         assert properties["glue.endpoint"] == "http://h:1"
-        assert not [
-            key for key in properties if key.startswith(("jdbc", "pool", "rest")) or key == "uri"
-        ]
+        assert not [k for k in properties if k.startswith(("jdbc", "pool", "rest", "uri"))]
 
 
 def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
@@ -136,11 +124,8 @@ def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
 
 
 def test_possible_secrets_are_not_shown() -> None:
-    given = environment(
-        type="rest",
-        uri="http://c",
-        properties={"credential": "id:hunter2", "header.Authorization": "hunter2"},
-    )
+    secret = {"credential": "id:hunter2", "header.Authorization": "hunter2"}
+    given = environment(type="rest", uri="http://c", properties=secret)
     postgres = environment(uri="postgresql+psycopg2://u:hunter2@h/db")
     assert "hunter2" not in f"{given!r} {given} {postgres!r} {postgres}"
     settings = session_settings(given) | session_settings(postgres)
@@ -152,13 +137,8 @@ def test_possible_secrets_are_not_shown() -> None:
 def test_a_rest_server_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        lake = Lake(
-            environment(
-                type="rest",
-                uri=f"http://127.0.0.1:{silent.getsockname()[1]}",
-                properties={"token": "t"},
-            )
-        )
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        lake = Lake(environment(type="rest", uri=uri, properties={"token": "t"}))
         with pytest.raises(Transient, match="Read timed out"):
             lake.exists("games.events")
 

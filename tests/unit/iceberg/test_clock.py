@@ -4,6 +4,7 @@ import random
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from lakes import FIRST, StreamLake
@@ -26,8 +27,7 @@ S = timedelta(seconds=1)
 
 @dataclass
 class World:
-    """The true time since THEN, by how much this machine's clock is off, and how often the object
-    store was asked."""
+    """The true time since THEN, how far this clock is off, how often the object store was asked."""
 
     true: timedelta = timedelta(0)
     off: timedelta = timedelta(0)
@@ -78,8 +78,7 @@ def test_a_clock_that_jumps_while_a_job_runs_is_an_error(off: timedelta) -> None
 
 
 def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
-    """A machine that was resumed: no clock of its own counted meanwhile, and the object store bears
-    its time out."""
+    """A machine that was resumed: no clock of its own counted; the object store's bears it out."""
     world = World()
     one = world.clock()
     one.now()
@@ -135,9 +134,8 @@ def test_the_clock_never_returns_a_time_far_from_the_true_one(seed: int) -> None
     for _ in range(500):
         world.true += timedelta(seconds=chance.expovariate(1 / 40))
         if chance.random() < 0.1:
-            world.off = timedelta(
-                seconds=chance.choice([0, 0, chance.gauss(0, 25), chance.gauss(0, 1e5)])
-            )
+            off = chance.choice([0, 0, chance.gauss(0, 25), chance.gauss(0, 1e5)])
+            world.off = timedelta(seconds=off)
         if chance.random() < 0.02:
             slept = timedelta(seconds=chance.expovariate(1 / 4000))
             world.true, world.slept = world.true + slept, world.slept + slept
@@ -186,13 +184,10 @@ def test_when_to_compare() -> None:
 
 
 def test_no_commit_has_a_jumped_clock(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: a table stamped ahead stops the batch layer, and Spark's readers, until that time
-    has come."""
+    """The hazard: a table stamped ahead stops batch jobs, and Spark's readers, until that time."""
     publisher = lake.again()
-    first = lake.publish(
-        Publish(new_id(), (Change("speed"),), lake.state().timeline), lake_=publisher
-    )
-    assert first is Outcome.LANDED
+    empty = Publish(new_id(), (Change("speed"),), lake.state().timeline)
+    assert lake.publish(empty, lake_=publisher) is Outcome.LANDED
     before = lake.table().metadata_location
     state = lake.state()
     publish = Publish(new_id(), (Change("speed"),), state.timeline)
@@ -203,16 +198,15 @@ def test_no_commit_has_a_jumped_clock(lake: StreamLake, monkeypatch: pytest.Monk
     tx = Transaction(lake.table())
     tx.update_snapshot(branch="speed").fast_append().commit()
     assert tx.table_metadata.last_updated_ms > (real() + 590) * 1000
+
+    def add(_: Any, tx: Transaction) -> None:
+        tx.update_schema().add_column("m", StringType()).commit()
+
     for doing in (
         lambda: lake.publish(publish, state, publisher),
         lambda: run(publisher, lake.name, lambda: Decision(state, publish, None), "publish"),
         lambda: Ledger(publisher, lake.stream.hours_table).record([decided]),
-        lambda: admin.change_table(
-            publisher,
-            lake.name,
-            "schema",
-            lambda _, tx: tx.update_schema().add_column("m", StringType()).commit(),
-        ),
+        lambda: admin.change_table(publisher, lake.name, "schema", add),
         lambda: admin.create(publisher, "games.another", lake.table().schema(), (), {}),
         lambda: check_clock(publisher, state),
     ):

@@ -1,5 +1,4 @@
-"""Commits of other programs on our branches: nightly maintenance of a platform, and statements that
-change rows."""
+"""Commits of other programs on our branches: nightly maintenance, statements that change rows."""
 
 import os
 import random
@@ -34,16 +33,13 @@ ROWS: list[Row] = [(FIRST, 0, 0), (FIRST, 0, 1), (NEXT, 0, 2)]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Two hours of three micro-batches; the first hour is accepted, and given to the speed layer by
-    an operator."""
+    """Two hours of three micro-batches; the first is accepted, then given to the speed layer."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 0}))
     for i, row in enumerate(ROWS):
         lake.serve([row], {0: i + 1})
     sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
-    accept = lake.accept(
-        lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed
-    )
-    lake.land(accept)
+    first = Accepted(1, Cut("t", {0: (0, 2)}))
+    lake.land(lake.accept(lake.stage(ROWS[:2]), FIRST, first, timeline=sealed))
     serve_hour(lake.publisher, FIRST, "speed", "a test")
     assert lake.state().overrides == {FIRST: "speed"}
     return lake
@@ -59,10 +55,8 @@ def goes_on(lake: StreamLake) -> None:
     serve_hour(lake.publisher, FIRST, "auto", "a test")
     assert lake.state().served_by(FIRST) == "batch"
     later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
-    accept = lake.accept(
-        lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later
-    )
-    lake.land(accept)
+    second = Accepted(1, Cut("t", {0: (2, 4)}))
+    lake.land(lake.accept(lake.stage(rows[2:]), NEXT, second, timeline=later))
     merge(lake.lake, lake.stream, everything=True)
     assert lake.rows("main") == lake.rows("batch") == rows
 
@@ -80,8 +74,7 @@ def test_a_compaction_by_another_program_is_accepted(
 
 @pytest.mark.parametrize("branch", snapshots.BRANCHES)
 def test_a_branchs_state_survives_compaction_and_expiry(lake: StreamLake, branch: str) -> None:
-    """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone,
-    which says nothing."""
+    """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the silent head."""
     before = lake.state()
     rewrite(lake, branch)
     rewrite(lake, branch)
@@ -130,12 +123,9 @@ def rewritten_wrongly(lake: StreamLake, branch: str) -> int:
         (inserted, r"whose operation is append \(1 files added, 0 removed\)"),
         (updated, r"whose operation is overwrite \(2 files added, 3 removed\)"),
         (deleted, "whose operation is overwrite"),
-        (
-            rewritten_wrongly,
-            rf"which changed the rows of 1 hours \(hour {FIRST}: expected 2 rows, found 1\)",
-        ),
+        (rewritten_wrongly, rf"which changed the rows of 1 hours \(hour {FIRST}: expected 2 rows, found 1\)"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("branch", ["main", "speed"])
 @pytest.mark.parametrize("then", [lambda lake, branch: None, rewrite])
 def test_a_program_that_changed_rows_is_named_with_the_remedy(
@@ -180,9 +170,8 @@ def test_dead_letters_are_audited_too(lake: StreamLake) -> None:
     tx = Transaction(table)
     with tx.update_snapshot(branch="main").fast_append() as append:
         append.append_data_file(staged.files[0])
-    lake.lake.catalog.commit_table(
-        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates)
-    )
+    whole = (AssertTableUUID(uuid=table.metadata.table_uuid),)
+    lake.lake.catalog.commit_table(table, whole, tuple(tx._updates))
     table = lake.lake.load(name)
     found = "expected branch main to have the rows of its newest publish"
     with pytest.raises(Terminal, match=found):
@@ -192,9 +181,7 @@ def test_dead_letters_are_audited_too(lake: StreamLake) -> None:
 def test_a_head_is_checked_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(lake, "main")
     lake.move("speed")
-    monkeypatch.setattr(
-        foreign, "_changed", lambda *_: pytest.fail("it is read with every publish")
-    )
+    monkeypatch.setattr(foreign, "_changed", None)  # read with every publish
     lake.move("speed")
 
 
@@ -204,17 +191,12 @@ def test_the_tag_of_a_publish_moves_with_each(lake: StreamLake) -> None:
     refs = lake.table().metadata.refs
     for branch in snapshots.BRANCHES:
         assert refs[snapshots.PUBLISHED + branch].snapshot_id == refs[branch].snapshot_id
-    assert not [
-        r
-        for r in refs
-        if r.startswith(snapshots.PUBLISHED)
-        and r.removeprefix(snapshots.PUBLISHED) not in snapshots.BRANCHES
-    ]
+    published = {name for name in refs if name.startswith(snapshots.PUBLISHED)}
+    assert published == {snapshots.PUBLISHED + branch for branch in snapshots.BRANCHES}
 
 
 class Sleeps:
-    """A clock on which so much passes between a decision and its commit, in which another program
-    removes orphans."""
+    """A clock between decision and commit, while another program removes orphans."""
 
     def __init__(self, asleep: timedelta, files: Iterable[DataFile]) -> None:
         self._times = [datetime.now(UTC), datetime.now(UTC) + asleep]
@@ -233,16 +215,12 @@ class Sleeps:
 def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_missing_file(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, spared: timedelta
 ) -> None:
-    """The hazard: such a removal moves no head, so the commit lands, and `main` names files that
-    are gone."""
+    """The hazard: the removal moves no head, the commit lands, `main` names files that are gone."""
 
     def publish_after(asleep: timedelta) -> Outcome:
-        files = write_alone(lake, [(NEXT, 0, 3)])
-        state = lake.state()
-        position = Position("t", {0: 4})
-        made = Publish(
-            new_id(), (Change("speed", files), Change("main", files)), state.timeline, position
-        )
+        files, state = write_alone(lake, [(NEXT, 0, 3)]), lake.state()
+        changes = (Change("speed", files), Change("main", files))
+        made = Publish(new_id(), changes, state.timeline, Position("t", {0: 4}))
         commit = to_commit(state, made, datetime.now(UTC))
         monkeypatch.setitem(lake.lake.__dict__, "clock", Sleeps(asleep, files))
         try:
@@ -261,21 +239,16 @@ def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_m
 
 
 def test_a_recreated_branch_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
-    """The hazard: the tag of a branch that was dropped, since its state was lost, counts for the
-    new one."""
+    """The hazard: the tag of a branch that was dropped counts for the new one."""
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     refs = lake.table().metadata.refs
-    assert (
-        refs[snapshots.PUBLISHED + "speed"].snapshot_id
-        == refs["speed"].snapshot_id
-        == refs["main"].snapshot_id
-    )
+    tagged = refs[snapshots.PUBLISHED + "speed"].snapshot_id
+    assert tagged == refs["speed"].snapshot_id == refs["main"].snapshot_id
 
 
 def remove_orphans(lake: StreamLake) -> None:
-    """Every file below the table that its metadata does not name, as `remove_orphan_files` does
-    with no age."""
+    """Every file below the table that its metadata does not name: `remove_orphan_files`, no age."""
     table = lake.table()
     named = {path.removeprefix("file://") for path in references(table)}
     for path in Path(table.location().removeprefix("file://")).rglob("*"):
@@ -296,8 +269,7 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
     operations: list[Callable[[], object]] = [
         *(partial(rewrite, lake, branch) for branch in snapshots.BRANCHES),
         *(partial(lake.foreign_commit, branch) for branch in snapshots.BRANCHES),
-        *[partial(operation, lake) for operation in (expire_all, remove_orphans, set_and_unset)]
-        * 2,
+        *[partial(act, lake) for act in (expire_all, remove_orphans, set_and_unset)] * 2,
     ]
     for _ in range(12):
         dice.choice(operations)()

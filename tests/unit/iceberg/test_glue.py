@@ -1,5 +1,4 @@
-"""Publishes to AWS Glue, whose client asks again by itself; moto's server with Glue's comparison of
-versions."""
+"""Publishes to AWS Glue, whose client asks again by itself; moto compares versions as Glue."""
 
 import threading
 from collections.abc import Iterator
@@ -69,12 +68,8 @@ def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) ->
     # it is a table registered that the catalog has lost.
     landed = lake.table()
     version = landed.metadata_location.rpartition("/")[2][:5]
-    assert (
-        len(
-            list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))
-        )
-        == 2
-    )
+    folder = Path(landed.location().removeprefix("file://"))
+    assert len(list(folder.glob(f"metadata/{version}-*.json"))) == 2
     admin.forget(lake.lake, lake.name)
     messages = register(lake.lake, lake.name, landed.schema())
     assert messages[-1] == f"registered table {lake.name} by {landed.metadata_location}"
@@ -92,8 +87,7 @@ def test_a_publish_repeated_by_the_client_landed_once(lake: StreamLake, glue: Gl
 
 
 def test_properties_of_the_metadata_alone_stay_out_of_glue(lake: StreamLake, glue: Glue) -> None:
-    """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's
-    record again."""
+    """The hazard: Glue limits a request's size, and PyIceberg takes nothing out of its record."""
     state = lake.state()
     timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))
     turn = Turn("1", 1, 10.0)
@@ -123,11 +117,8 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(
     lake.land(lake.speed(staged, {0: 1}, state), state)
     assert lake.rows("main") == [(FIRST, 0, 0)]
     # What keeps our properties out of Glue's record is not lost with the first client.
-    assert not [
-        k
-        for k in glue.updates[-1]["TableInput"]["Parameters"]
-        if k.startswith((STATE, "anabranch.turn"))
-    ]
+    parameters = glue.updates[-1]["TableInput"]["Parameters"]
+    assert not [k for k in parameters if k.startswith((STATE, "anabranch.turn"))]
 
 
 def test_the_tables_of_every_database_are_listed(lake: StreamLake) -> None:

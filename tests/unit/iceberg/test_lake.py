@@ -1,5 +1,4 @@
-"""A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a
-first day."""
+"""A new catalog is opened by several clients at once, as by `anabranch doctor` on day one."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +39,7 @@ def test_clients_that_create_the_tables_of_one_catalog_at_once_all_open_it(tmp_p
 
 
 def test_clients_create_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: two streams that were applied for the first time at once, and a UNIQUE constraint
-    failed."""
+    """The hazard: two streams applied for the first time at once; a UNIQUE constraint failed."""
     environment = new_environment(tmp_path)
     one, other = Lake(environment), Lake(environment)
     looked = one.catalog.namespace_exists
@@ -72,8 +70,7 @@ def test_streams_of_a_client_open_it_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert len({id(one) for one in found}) == 1
 
 
-# Loading a table whose metadata file goes while it is read: publishes of others delete what falls
-# out of their log.
+# A table is loaded while its metadata file goes: others publish, and the log drops the oldest.
 
 KEPT = int(TABLE_PROPERTIES["write.metadata.previous-versions-max"])
 
@@ -84,8 +81,7 @@ def test_a_metadata_file_that_publishes_of_others_deleted_meanwhile_is_no_lost_t
     lake, real, read = new_lake(tmp_path), FromInputFile.table_metadata, list[Path]()
 
     def paused(file: Any, *given: Any) -> Any:
-        """Between the catalog's answer and the reading of the file that it names, others
-        publish."""
+        """Between the catalog's answer and the read of the file that it names, others publish."""
         read.append(Path(file.location.removeprefix("file://")))
         if len(read) == 1:
             for _ in range(KEPT + 2):
@@ -98,9 +94,7 @@ def test_a_metadata_file_that_publishes_of_others_deleted_meanwhile_is_no_lost_t
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"format-version": 2', b"{}"])
-def test_a_file_counts_as_missing_only_if_the_catalog_names_it_twice(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_missing_file_is_one_that_is_named_twice(tmp_path: Path, content: bytes | None) -> None:
     """And a damaged one as a missing one."""
     lake = new_lake(tmp_path)
     file = Path(lake.table().metadata_location.removeprefix("file://"))

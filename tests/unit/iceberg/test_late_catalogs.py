@@ -1,5 +1,4 @@
-"""Lost and late answers of catalogs that are asked over HTTP: each compares something else when a
-request arrives."""
+"""Lost and late answers of catalogs over HTTP: each compares something else on arrival."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,8 +53,7 @@ def lake(kind: str, server: Server, tmp_path: Path) -> StreamLake:
 
 @contextmanager
 def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[None]:
-    """Release the commits that the server holds back after `looks` loads of the table, or at the
-    end if None."""
+    """Release the commits that the server holds after `looks` loads of the table, or at the end."""
     real, left = lake.lake.load, [looks]
 
     def load(name: str) -> Any:
@@ -89,26 +87,23 @@ def test_a_publish_that_lands_late_is_refused_only_when_it_cannot_land_any_more(
     server.hold = ASKED[kind]
     with arriving(lake, server, looks):
         outcome = lake.publish(publish)
-    assert server.hold == 0 and server.landed + server.refused == ASKED[kind], (
-        "the hazard did not happen"
-    )
+    assert server.hold == 0, "the hazard did not happen"
+    assert server.landed + server.refused == ASKED[kind], "the hazard did not happen"
     assert (outcome is Outcome.LANDED) == (server.landed == 1)
     if looks == 1:
         assert outcome is Outcome.LANDED
     assert looks is not None or outcome is Outcome.REFUSED
     if outcome is Outcome.REFUSED:
         assert lake.rows("main") == []
-        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, (
-            "its manifests are still there"
-        )
+        again = lake.publish(lake.speed(staged, {0: 3}))
+        assert again is Outcome.LANDED, "its manifests are still there"
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert lake.state().position.offsets == {0: 3}
     assert readable(lake)
 
 
 def test_others_stage_meanwhile_and_it_lands(lake: StreamLake, kind: str) -> None:
-    """The hazard: a stage moves the table and no head. It ends a request to Glue, and none to a
-    REST catalog."""
+    """The hazard: a stage moves no head. It ends a request to Glue, and none to a REST catalog."""
     staged, state = lake.stage(ROWS), lake.state()
     other = lake.stage([(FIRST, 0, 9)])
     assert lake.state().heads == state.heads
@@ -121,8 +116,7 @@ def test_others_stage_meanwhile_and_it_lands(lake: StreamLake, kind: str) -> Non
 
 
 def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: StreamLake) -> None:
-    """The hazard: an expiry moves no head, and deletes the files of what it expired after the
-    publish that names them."""
+    """The hazard: an expiry moves no head, and deletes files of it after the publish names them."""
     staged, state = lake.stage(ROWS), lake.state()
     deletes = expire_all(lake)
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"

@@ -58,8 +58,7 @@ def unreadable(_: str) -> Exception:
 
 @dataclass
 class CutOff:
-    """Requests that a client was cut off from; `landed` and `refused` say what became of them
-    later."""
+    """Requests that a client was cut off from; `landed` and `refused` say what became of them."""
 
     waiting: list[tuple[Any, ...]] = field(default_factory=list)
     landed: int = 0
@@ -148,8 +147,7 @@ def test_a_publish_is_refused_only_when_it_cannot_land_any_more(lake: StreamLake
 
 @pytest.mark.parametrize("newest", BRANCHES)
 def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> None:
-    """The hazard: the newest publish says which hours there are, and the one in the way is
-    newer."""
+    """The hazard: the newest publish says which hours there are, and one in the way is newer."""
     for branch in (*(b for b in BRANCHES if b != newest), newest):
         state = lake.state()
         later = Timeline(state.timeline.first, shift(state.timeline.open, 1), {0: 0})
@@ -188,14 +186,12 @@ def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
     assert lake.publish(publish, state) is Outcome.REFUSED
     after = lake.state().heads
-    assert [b for b in BRANCHES if after[b] != state.heads[b]] == ["batch"], (
-        "nothing was in the way of what could not land"
-    )
+    moved = [b for b in BRANCHES if after[b] != state.heads[b]]
+    assert moved == ["batch"], "nothing was in the way of what could not land"
 
 
 def test_an_unknown_outcome_keeps_all(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: more publishes of others than snapshots are kept, before the answer is looked
-    for."""
+    """The hazard: others publish more than snapshots are kept, before the answer is looked for."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
     staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
     publish = lake.speed(staged, {0: 3}, state)
@@ -282,19 +278,18 @@ def micro_batches(one: StreamLake, hour: str, kafka: Broker | None = None) -> Mi
     """The speed layer's publisher; what Spark would stage is staged without it."""
     kafka = kafka or ten_records()
     made = cast(Any, MicroBatches(Job(one.environment, one.stream, one.lake, kafka.adapter)))
-    made._stage = lambda frame, plan, decided: StagedBatch(
-        "t",
-        plan.by_hour,
-        one.stage([(hour, 0, o) for o in range(9)]),
-        one.stage_dead([(hour, 0, 9)], "speed"),
-    )
+
+    def staged(_: object, plan: Any, decided: object) -> StagedBatch:
+        rows = one.stage([(hour, 0, o) for o in range(9)])
+        return StagedBatch("t", plan.by_hour, rows, one.stage_dead([(hour, 0, 9)], "speed"))
+
+    made._stage = staged
     return cast(MicroBatches, made)
 
 
 @pytest.mark.parametrize("looks", [1, 2, None])
 def test_a_late_micro_batch_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
-    """The hazard: decided again it finds its offsets published, and discards the dead letters that
-    were named."""
+    """The hazard: decided again it finds its offsets published, and discards the dead letters."""
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = micro_batches(one, hour)
@@ -329,7 +324,7 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = cast(Any, micro_batches(one, hour, Refusing(log={0: [0] * 10})))
-    batches._stage = lambda frame, plan, decided: StagedBatch(
+    batches._stage = lambda _, plan, decided: StagedBatch(
         "t", plan.by_hour, one.stage([]), None
     )
     with caplog.at_level(logging.WARNING):
@@ -344,15 +339,10 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
 def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
     """The hazard: decided again it was overtaken by another run, which was itself."""
     cut = Cut("t", {0: (0, 10)})
-    one = new_lake(
-        tmp_path, timeline=Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut})
-    )
-    values = {
-        "lake": one.lake,
-        "stream": one.stream,
-        "environment": one.environment,
-        "ledger": one.ledger,
-    }
+    opened = Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut})
+    one = new_lake(tmp_path, timeline=opened)
+    values = {"lake": one.lake, "stream": one.stream, "environment": one.environment}
+    values["ledger"] = one.ledger
     job = SimpleNamespace(**values, kafka=ten_records())
     rebuilder = cast(Any, Rebuilder(cast(Any, job), NO_SPARK))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])

@@ -1,5 +1,4 @@
-"""The ledger's files: read by hour, few whatever was appended, and merged without changing a
-row."""
+"""The ledger's files: read by hour, few whatever was appended, merged without a changed row."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -47,8 +46,7 @@ def sealed(*hours: str) -> list[LedgerRow]:
 
 
 def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
-    """One append as it was before files were merged: a file, a manifest, and nothing but an id in
-    its summary."""
+    """One append as before files were merged: a file, a manifest, an id alone in its summary."""
     table = loaded(lake)
     tx = Transaction(table)
     frame = ledger._to_arrow(rows, table.metadata.next_sequence_number())
@@ -57,10 +55,8 @@ def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
 
 
 def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
-    lake.lake.append(
-        lake.stream.hours_table,
-        lambda table: ledger._to_arrow(rows, table.metadata.next_sequence_number()),
-    )
+    name = lake.stream.hours_table
+    lake.lake.append(name, lambda t: ledger._to_arrow(rows, t.metadata.next_sequence_number()))
 
 
 def loaded(lake: StreamLake) -> Table:
@@ -144,12 +140,10 @@ def test_rows_of_no_snapshot_are_read_from_files(lake: StreamLake, opened: list[
         opened.clear()
         assert Ledger(lake.again(), name).record(recorded) == {row.decision_id for row in recorded}
         assert len(set(opened)) == 1
-    assert Ledger(lake.again(), name).record([of_now, *many]) == {
-        row.decision_id for row in (of_now, *many)
-    }
-    assert sorted(row.decision_id for row in history(lake)) == sorted(
-        r.decision_id for r in (*many, of_before, of_now)
-    )
+    found = Ledger(lake.again(), name).record([of_now, *many])
+    assert found == {row.decision_id for row in (of_now, *many)}
+    shown = sorted(row.decision_id for row in history(lake))
+    assert shown == sorted(r.decision_id for r in (*many, of_before, of_now))
 
 
 def test_a_row_that_another_program_deleted_is_written_again(lake: StreamLake) -> None:
@@ -168,20 +162,16 @@ def test_a_row_of_an_expired_snapshot_is_found(lake: StreamLake, opened: list[st
     for row in (first, *rest):
         append_as_now(lake, [row])
     table = loaded(lake)
-    assert ledger_files.newest_ids(table) == (
-        {row.decision_id for row in (first, *rest)},
-        ledger_files._BEGINNING,
-    )
-    table.maintenance.expire_snapshots().by_ids(
-        [s.snapshot_id for s in table.snapshots()[:-2]]
-    ).commit()
+    found = ledger_files.newest_ids(table)
+    assert found == ({row.decision_id for row in (first, *rest)}, ledger_files._BEGINNING)
+    expired = [s.snapshot_id for s in table.snapshots()[:-2]]
+    table.maintenance.expire_snapshots().by_ids(expired).commit()
     ids, since = ledger_files.newest_ids(loaded(lake))
     assert ids == {row.decision_id for row in rest[-2:]}
     assert since > first.recorded_at
     opened.clear()
-    assert Ledger(lake.again(), name).record([first, *rest]) == {
-        row.decision_id for row in (first, *rest)
-    }
+    shown = Ledger(lake.again(), name).record([first, *rest])
+    assert shown == {row.decision_id for row in (first, *rest)}
     assert len(set(opened)) == 2, "of those that are named none is read"
     assert len(history(lake)) == 4
 
@@ -190,11 +180,8 @@ def test_a_newer_decision_is_not_looked_for(lake: StreamLake, opened: list[str])
     name, (old,) = lake.stream.hours_table, sealed(at(0))
     append_as_before(lake, [old])
     _, since = ledger_files.newest_ids(loaded(lake))
-    later = since + timedelta(hours=3)
-    new, nearly = (
-        ledger.decision(at(0), "accepted", 1, CUT, now)
-        for now in (later, since + timedelta(hours=1))
-    )
+    later = (since + timedelta(hours=hours) for hours in (3, 1))
+    new, nearly = (ledger.decision(at(0), "accepted", 1, CUT, now) for now in later)
     opened.clear()
     assert Ledger(lake.again(), name).record([new]) == {new.decision_id}
     assert opened == []
@@ -228,21 +215,12 @@ def test_a_history_omits_columns_that_are_not_requested(lake: StreamLake) -> Non
 def test_only_losses_of_old_hours_are_read(lake: StreamLake, opened: list[str]) -> None:
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
-    rows = [
-        decide(at(day), "accepted", 1, CUT, NOW, **facts)
-        for day, facts in enumerate(
-            (
-                {"diff": clean, "gaps": {}},
-                {"diff": clean | {"unread": 3}},
-                {"diff": clean | {"extra": 1}},
-                {"diff": clean | {"missing": 5}},
-                {"diff": clean | {"changed": 1}},
-                {"gaps": {"retention": 7}},
-                {"gaps": {"control": 7}},
-                {},
-            )
-        )
-    ]
+    differing = [clean | d for d in ({"unread": 3}, {"extra": 1}, {"missing": 5}, {"changed": 1})]
+    facts = [
+        {"diff": clean, "gaps": {}}, *({"diff": d} for d in differing),
+        {"gaps": {"retention": 7}}, {"gaps": {"control": 7}}, {},
+    ]  # fmt: skip
+    rows = [decide(at(day), "accepted", 1, CUT, NOW, **said) for day, said in enumerate(facts)]
     append_as_now(lake, rows[:4])
     append_as_now(lake, rows[4:])
     assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
@@ -274,12 +252,10 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
 
 
 def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: StreamLake) -> None:
-    # Rows of one commit are of one moment; an old hour is restated between new ones; a commit spans
-    # two quarters.
+    # Rows of one commit have one moment; an old hour is restated; a commit spans two quarters.
     for i in range(24):
-        append_as_before(
-            lake, sealed(at(85, i), at(85, i)) if i != 20 else sealed(at(3), at(200), at(4), at(91))
-        )
+        hours = [at(85, i), at(85, i)] if i != 20 else [at(3), at(200), at(4), at(91)]
+        append_as_before(lake, sealed(*hours))
     before = history(lake)
     assert (len(files(lake)), manifests(lake)) == (24, 24), "the hazard did not happen"
     merge_all(lake)
@@ -291,10 +267,8 @@ def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: 
     assert history(lake) == before
     row = sealed(at(85))[0]
     append_as_before(lake, [row])
-    assert [r.decision_id for r in history(lake)] == [
-        *(r.decision_id for r in before),
-        row.decision_id,
-    ]
+    found = [r.decision_id for r in history(lake)]
+    assert found == [*(r.decision_id for r in before), row.decision_id]
 
 
 def test_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,10 +326,8 @@ def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
 
     before_the_commit(many, first)
     assert many.ledger.record([row]) == {row.decision_id}
-    assert [r.decision_id for r in history(many)] == [
-        *(r.decision_id for r in before),
-        row.decision_id,
-    ]
+    found = [r.decision_id for r in history(many)]
+    assert found == [*(r.decision_id for r in before), row.decision_id]
     assert len(files(many)) <= 2
 
 
@@ -415,14 +387,12 @@ def test_many_decisions_in_few_commits(lake: StreamLake, monkeypatch: pytest.Mon
     ("sizes", "count"),
     [
         ([], 0), ([1] * 15, 0), ([1] * 16, 16), ([1] * 15 + [32], 16), ([1] * 16 + [33], 16),
-        ([2] * 16 + [32, 64, 128], 19), ([2] * 16 + [32, 65], 17), ([2] * 16 + [32, 40], 17),
+        ([2] * 16 + [32, 64, 128], 19), ([2] * 16 + [32, 65], 17), ([2] * 16 + [8_161], 16),
         ([7_000, 8_000], 0),
     ],
 )  # fmt: skip
 def test_many_files_of_about_one_size_are_merged_once(sizes: list[int], count: int) -> None:
-    assert tiered(sizes, 16, 32, 100) == count or (
-        count == 19 and tiered(sizes, 16, 32, 8_192) == 19
-    )
+    assert tiered(sizes, 16, 32, 8_192) == count
 
 
 def of(bucket: str, rows: int, last: str | None = None) -> File:
@@ -475,8 +445,7 @@ def test_ten_years_of_rows_are_in_few_files_and_were_written_a_few_times(late: b
             files[one.path] = one
             written += rows
 
-    # Two rows an hour, a file for each four hours; where rows come late, a day's last file is about
-    # a year ago.
+    # Two rows an hour, a file for four hours; `late`: a day's last file is about a year ago.
     for i in range(0, 87_600, 4):
         hour = shift(FIRST, i - 8_760 if late and i % 24 == 20 and i > 8_760 else i)
         file = File(new_id(), 8, hour, hour)

@@ -1,5 +1,4 @@
-"""Manifests by hour on a real lake: how many there are, which of them a change reads and writes,
-and what they hold."""
+"""Manifests by hour on a real lake: their number and content, and which a change touches."""
 
 import random
 from collections import Counter
@@ -42,23 +41,17 @@ def commit(lake: StreamLake, *changes: Change) -> None:
 
 @contextmanager
 def appending(lake: StreamLake, branch: str) -> Iterator[Any]:
-    """A publish whose manifest PyIceberg writes, as Anabranch did before it wrote one manifest per
-    hour."""
-    publish = {PUBLISH_ID: new_id()}
-    with (
-        lake.table().transaction() as tx,
-        tx.update_snapshot(publish, branch=branch).fast_append() as append,
-    ):
+    """A publish whose manifest PyIceberg writes, as it was before one manifest per hour."""
+    said = {PUBLISH_ID: new_id()}
+    with lake.table().transaction() as tx, tx.update_snapshot(said, branch).fast_append() as append:
         yield append
 
 
 def paths(lake: StreamLake, branch: str) -> list[str]:
-    """The live files of a branch, as any reader of Iceberg plans them; one that is there twice is
-    there twice."""
+    """A branch's live files as any reader of Iceberg plans them; one may be there twice."""
     table = lake.table()
-    return sorted(
-        t.file.file_path for t in table.scan(snapshot_id=heads(table)[branch]).plan_files()
-    )
+    planned = table.scan(snapshot_id=heads(table)[branch]).plan_files()
+    return sorted(task.file.file_path for task in planned)
 
 
 def names(files: tuple[DataFile, ...]) -> list[str]:
@@ -78,13 +71,8 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     def open_(self: PyArrowFile, seekable: bool = True) -> object:
         name = self.location.rsplit("/", 1)[-1]
-        opened[
-            "list"
-            if name.startswith("snap-")
-            else "manifest"
-            if name.endswith(".avro")
-            else "other"
-        ] += 1
+        kind = "manifest" if name.endswith(".avro") else "other"
+        opened["list" if name.startswith("snap-") else kind] += 1
         return real(self, seekable)
 
     with monkeypatch.context() as patch:
@@ -102,9 +90,7 @@ def test_an_hour_of_micro_batches_has_few_manifests_and_all_files(lake: StreamLa
         most = max(most, len(manifests(lake, "main")))
     assert paths(lake, "main") == paths(lake, "speed") == names(tuple(made))
     assert most <= 3 * 8, "an hour leaves a manifest for each micro-batch"
-    assert manifests(lake, "main") == manifests(lake, "speed"), (
-        "manifests of both branches are written once"
-    )
+    assert manifests(lake, "main") == manifests(lake, "speed"), "each manifest is written once"
     table = lake.table()
     summary = head(table, "main").summary
     assert summary is not None
@@ -113,8 +99,7 @@ def test_an_hour_of_micro_batches_has_few_manifests_and_all_files(lake: StreamLa
 
 
 def test_an_hour_is_swapped_files_unseen(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: a swap that reads a manifest for each micro-batch is overtaken by the next of
-    them, for ever."""
+    """The hazard: a swap that reads a manifest for each micro-batch is always overtaken by one."""
     for hour in (FIRST, NEXT):
         for _ in range(20):
             publish_files(lake, hour, named_files(lake, hour, 3, dates=3))
@@ -194,16 +179,14 @@ def test_merged_entries_keep_their_snapshot_and_number(lake: StreamLake) -> None
                 assert origin == by_path[entry.data_file.file_path], branch
                 assert entry.file_sequence_number == entry.sequence_number
             assert manifest.sequence_number <= (head(table, branch).sequence_number or 0)
-    added = {
-        e.data_file.file_path
-        for m in head(table, "main").manifests(table.io)
-        for e in m.fetch_manifest_entry(table.io)
-        if e.status == ManifestEntryStatus.ADDED
-        and e.snapshot_id == head(table, "main").snapshot_id
-    }
-    assert added == {
-        path for path, (id, _) in by_path.items() if id == head(table, "main").snapshot_id
-    }
+    newest = head(table, "main")
+    entries = [e for m in newest.manifests(table.io) for e in m.fetch_manifest_entry(table.io)]
+    of_newest = [
+        e for e in entries
+        if e.status == ManifestEntryStatus.ADDED and e.snapshot_id == newest.snapshot_id
+    ]  # fmt: skip
+    expected = {path for path, (id, _) in by_path.items() if id == newest.snapshot_id}
+    assert {e.data_file.file_path for e in of_newest} == expected
 
 
 def test_an_old_branch_of_many_manifests_is_merged_step_by_step(lake: StreamLake) -> None:
@@ -230,14 +213,10 @@ def test_years_of_hours_leave_few_manifests_and_can_be_swapped(lake: StreamLake)
     assert paths(lake, "main") == sorted(f.file_path for fs in files.values() for f in fs)
     old = hours[3]
     files[old] = named_files(lake, old, 1)
-    commit(
-        lake, Change("batch", files[old], clear=(old,)), Change("main", files[old], clear=(old,))
-    )
-    assert (
-        paths(lake, "main")
-        == paths(lake, "batch")
-        == sorted(f.file_path for fs in files.values() for f in fs)
-    )
+    new = files[old]
+    commit(lake, Change("batch", new, clear=(old,)), Change("main", new, clear=(old,)))
+    expected = sorted(f.file_path for fs in files.values() for f in fs)
+    assert paths(lake, "main") == paths(lake, "batch") == expected
     assert names(files_of(lake.table(), "main", old)) == names(files[old])
     assert set(files_by_hour(lake.table(), "main", {hours[5], hours[-1]})) == {hours[5], hours[-1]}
     assert hours_apart(lake.table(), "main", "batch") == set()
@@ -257,11 +236,8 @@ def test_random_changes_leave_each_branch_with_just_its_files(lake: StreamLake, 
         for branch in chance.sample(BRANCHES, chance.randint(1, 3)):
             mine = model[branch]
             cleared = tuple(chance.sample(hours, chance.randint(0, 2)))
-            copied = {
-                h: chance.choice([b for b in BRANCHES if b != branch])
-                for h in hours
-                if chance.random() < 0.2
-            }
+            others = [b for b in BRANCHES if b != branch]
+            copied = {h: chance.choice(others) for h in hours if chance.random() < 0.2}
             there = [f for h in hours if h not in (*cleared, *copied) for f in before[branch][h]]
             removed = tuple(chance.sample(there, min(len(there), chance.randint(0, 2))))
             for h in cleared:
@@ -276,9 +252,8 @@ def test_random_changes_leave_each_branch_with_just_its_files(lake: StreamLake, 
             changes.append(Change(branch, add, removed, clear=cleared, copy=copied))
         commit(lake, *changes)
         for branch in BRANCHES:
-            assert paths(lake, branch) == sorted(
-                f.file_path for fs in model[branch].values() for f in fs
-            )
+            found = paths(lake, branch)
+            assert found == sorted(f.file_path for fs in model[branch].values() for f in fs)
 
 
 hour = st.integers(0, 60).map(lambda i: shift(FIRST, i))

@@ -20,13 +20,8 @@ WHERE = "/old/_spark_metadata"
 
 def lines(*names: str, action: str = "add") -> str:
     """A log file as Spark writes it."""
-    files = (
-        {
-            "path": f"file:///old/{name}", "size": len(name), "isDir": False, "modificationTime": 1,
-            "action": action,
-        }
-        for name in names
-    )  # fmt: skip
+    said = {"isDir": False, "modificationTime": 1, "action": action}
+    files = ({"path": f"file:///old/{name}", "size": len(name)} | said for name in names)
     return "\n".join(["v1", *map(json.dumps, files)])
 
 
@@ -39,11 +34,8 @@ def names(log: SinkLog) -> list[str]:
 
 
 def test_files_count_in_the_order_of_their_micro_batches() -> None:
-    files = {
-        "10": lines("k"),
-        "2": lines("c"),
-        **{str(n): lines(f"f{n}") for n in (0, 1, 3, 4, 5, 6, 7, 8, 9)},
-    }
+    files = {"10": lines("k"), "2": lines("c")}
+    files |= {str(n): lines(f"f{n}") for n in (0, 1, 3, 4, 5, 6, 7, 8, 9)}
     log = log_of(files)
     assert names(log) == ["f0", "f1", "c", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "k"]
     assert log.through == 10
@@ -132,7 +124,6 @@ def test_other_storage_is_named(place: str) -> None:
 
 
 def test_names_that_sparks_writers_give() -> None:
-    assert is_written_by_spark(
-        "d=1/part-00000-7fb1c1f6-0dd5-4f0c-8f0c-6c0a3c7a7f11-c000.snappy.parquet"
-    )
+    name = "part-00000-7fb1c1f6-0dd5-4f0c-8f0c-6c0a3c7a7f11-c000.snappy.parquet"
+    assert is_written_by_spark(f"d=1/{name}")
     assert not is_written_by_spark("part-1.parquet")

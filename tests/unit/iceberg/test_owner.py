@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from brokers import Broker
 from lakes import new_environment, new_stream
+from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
 from anabranch.offsets.position import Position
@@ -28,9 +28,8 @@ def apply(
     folder: Path, stream: Stream, broker: Broker, renamed_from: str | None = None
 ) -> list[str]:
     environment = new_environment(folder)
-    return tables.apply(
-        environment, stream, open_lake(environment, stream, renamed_from), broker.adapter
-    )
+    lake = open_lake(environment, stream, renamed_from)
+    return tables.apply(environment, stream, lake, broker.adapter)
 
 
 def test_apply_writes_the_stream_and_refuses_another_file(tmp_path: Path) -> None:
@@ -63,12 +62,12 @@ def with_all_tables(stream: Stream) -> Stream:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
-)
+BESIDE = ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
+
+
+@pytest.mark.parametrize("name", BESIDE)
 def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name: str) -> None:
-    """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing
-    columns back."""
+    """The hazard: `apply` made the stream its owner, and asked to put the missing columns back."""
     apply(tmp_path, with_all_tables(MINE), Broker())
     before = locations(tmp_path)
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
@@ -78,14 +77,11 @@ def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name
     assert locations(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
-)
+@pytest.mark.parametrize("name", BESIDE)
 def test_a_streams_table_is_no_table_beside_anothers(tmp_path: Path, name: str) -> None:
     """The hazard: `apply` added a view's columns to it."""
-    apply(
-        tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r")
-    )
+    taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
+    apply(tmp_path, taken, Broker(id="r"))
     before = locations(tmp_path)
     found = rf"games\.{name}: .* found the table of stream refunds"
     with pytest.raises(AnotherStreamsTable, match=found):
@@ -130,12 +126,9 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
 def test_another_format_is_refused_unchanged(tmp_path: Path, owner: str, found: str) -> None:
     apply(tmp_path, MINE, Broker())
     environment = new_environment(tmp_path)
-    admin.change_table(
-        Lake(environment),
-        MINE.table,
-        "owner",
-        lambda _, tx: tx.set_properties({OWNER: owner}) and None,
-    )
+    lake = Lake(environment)
+    set_owner = SetPropertiesUpdate(updates={OWNER: owner})
+    lake.catalog.commit_table(lake.load(MINE.table), (), (set_owner,))
     before, lake = locations(tmp_path), open_lake(environment, MINE)
     sentence = (
         f"table games.events: expected format 1 of Anabranch's tables, found {found}, of another "
@@ -156,7 +149,7 @@ def test_another_format_is_refused_unchanged(tmp_path: Path, owner: str, found: 
 
 def test_a_streams_file_is_renamed(tmp_path: Path) -> None:
     apply(tmp_path, MINE, Broker())
-    renamed = replace_name(MINE, "orders")
+    renamed = MINE.model_copy(update={"name": "orders"})
     with pytest.raises(AnotherStreamsTable, match="--renamed-from"):
         apply(tmp_path, renamed, Broker())
     with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
@@ -170,18 +163,9 @@ def test_a_streams_file_is_renamed(tmp_path: Path) -> None:
         apply(tmp_path, MINE, Broker())
 
 
-def replace_name(stream: Stream, name: str) -> Stream:
-    return stream.model_copy(update={"name": name})
-
-
 def test_adopting_another_topic_writes_it_into_the_table(tmp_path: Path) -> None:
     apply(tmp_path, MINE, Broker())
     lake = open_lake(new_environment(tmp_path), MINE)
     moved = MINE.model_copy(update={"topic": "events_2"})
     assert adopt(Publisher(lake, moved), Broker(id="t2").adapter) is not None
     assert read_owner(lake.load(MINE.table)) == Owner("events", "events_2", "cluster")
-
-
-def test_an_owner_is_written_and_read() -> None:
-    owner = Owner("a", "b", "c")
-    assert Owner.from_json(owner.to_json()) == owner

@@ -1,5 +1,4 @@
-"""Files that PyArrow writes for a later publish: a file for each partition, described as they are,
-nothing lost."""
+"""Files that PyArrow writes for a later publish: one for each partition, and nothing lost."""
 
 import pickle
 import time
@@ -38,8 +37,8 @@ from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish
 
 WIDE = (
-    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok "
-    "BOOLEAN, day DATE, never STRING"
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, "
+    "ok BOOLEAN, day DATE, never STRING"
 )
 NEXT = shift(FIRST, 1)
 DAY = date(2026, 11, 21)
@@ -50,11 +49,8 @@ BEGAN = datetime(2026, 11, 21, 5, tzinfo=UTC)
 def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
     """A table of a stream with other columns, beside the lake's own."""
     stream = new_stream(schema=ddl)
-    by = ("event_date", "ingest_hour")
-    admin.create(
-        lake.lake, "games.wide", table_schemas.rows_schema(stream), by,
-        admin.TABLE_PROPERTIES | properties,
-    )  # fmt: skip
+    by, properties = ("event_date", "ingest_hour"), admin.TABLE_PROPERTIES | properties
+    admin.create(lake.lake, "games.wide", table_schemas.rows_schema(stream), by, properties)
     return lake.lake.load("games.wide")
 
 
@@ -70,14 +66,12 @@ def wide_rows(table: Table, count: int, first: int = 0) -> pa.Table:
         }
         for i in range(first, first + count)
     ]  # fmt: skip
-    return pa.Table.from_pylist(
-        values, schema=schema_to_pyarrow(table.schema(), include_field_ids=False)
-    )
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return pa.Table.from_pylist(values, schema=schema)
 
 
 def narrow_rows(partitions: list[tuple[date, str]], first: int = 0) -> pa.Table:
-    """Rows of the lake's own table, one for each of `partitions`, with columns in another order
-    than the table's."""
+    """Rows of the lake's own table, one for each of `partitions`; columns in another order."""
     count = len(partitions)
     return pa.table(
         {
@@ -109,9 +103,8 @@ def on_disk(path: str) -> Path:
 def publish(lake: StreamLake, files: tuple[DataFile, ...]) -> None:
     state = lake.state()
     changes = (Change("speed", files), Change("main", files))
-    made = Publish(
-        "attempt", changes, state.timeline, Position("t", {0: sum(f.record_count for f in files)})
-    )
+    position = Position("t", {0: sum(f.record_count for f in files)})
+    made = Publish("attempt", changes, state.timeline, position)
     lake.land(made, state)
 
 
@@ -128,29 +121,23 @@ def test_rows_of_several_partitions_go_to_a_file_in_each_folder(tmp_path: Path) 
     assert len(outputs) == len(expected) == 4
     assert {o.path.rpartition("/")[0] for o in outputs} == set(expected)
     rows = {o.path.rpartition("/")[0]: pq.ParquetFile(on_disk(o.path)).read() for o in outputs}
-    assert {name: len(table) for name, table in rows.items()} == expected | Counter(
-        {f"{folder}/event_date={DAY}/ingest_hour={FIRST}": 3}
-    )
-    assert rows[f"{folder}/event_date={DAY}/ingest_hour={FIRST}"]["id"].to_pylist() == [
-        "0-0",
-        "0-3",
-        "0-5",
-    ]
+    found = {name: len(table) for name, table in rows.items()}
+    assert found == expected | Counter({f"{folder}/event_date={DAY}/ingest_hour={FIRST}": 3})
+    wanted = ["0-0", "0-3", "0-5"]
+    assert rows[f"{folder}/event_date={DAY}/ingest_hour={FIRST}"]["id"].to_pylist() == wanted
     assert sorted(o.partition for o in outputs) == [
         (-1, NEXT), ((before - date(1970, 1, 1)).days, FIRST), (20_778, FIRST), (20_778, NEXT),
     ]  # fmt: skip
     described = [data_file_of(lake.table(), o) for o in outputs]
-    assert [(f.partition[0], f.partition[1], f.spec_id) for f in described] == [
-        (*o.partition, 0) for o in outputs
-    ]
+    shown = [(f.partition[0], f.partition[1], f.spec_id) for f in described]
+    assert shown == [(*o.partition, 0) for o in outputs]
 
 
 @pytest.mark.parametrize("length", [16, 64])
 def test_an_upper_bound_steps_over_surrogates(tmp_path: Path, length: int) -> None:
     """U+D7FF is the last character before them: by its successor, the bound is no text."""
-    table = wide_table(
-        new_lake(tmp_path), **{"write.metadata.metrics.column.id": f"truncate({length})"}
-    )
+    limit = {"write.metadata.metrics.column.id": f"truncate({length})"}
+    table = wide_table(new_lake(tmp_path), **limit)
     letters = "a" * (length - 1)
     for text, bound in (
         (f"{letters}\ud7ffb", f"{letters}\ue000"),
@@ -196,23 +183,18 @@ def test_files_follow_the_spec_of_apply_after_another_program_set_another(
     with lake.lake.catalog.load_table(name).update_spec() as update:
         update.add_field("error_code", BucketTransform(4), "code_bucket")
     letters = lake.lake.load(name)
-    rows = pa.Table.from_pylist(
-        [
-            {
-                "topic_id": "t", "kafka_partition": 0, "kafka_offset": 1, "ingest_hour": FIRST,
-                "error_code": "malformed", "layer": "speed",
-            }
-        ],
-        schema=schema_to_pyarrow(letters.schema()),
-    )  # fmt: skip
+    letter = {
+        "topic_id": "t", "kafka_partition": 0, "kafka_offset": 1, "ingest_hour": FIRST,
+        "error_code": "malformed", "layer": "speed",
+    }  # fmt: skip
+    rows = pa.Table.from_pylist([letter], schema=schema_to_pyarrow(letters.schema()))
     [file] = write_files(letters, rows, {})
     assert file.spec_id == 0 and f"ingest_hour={FIRST}/" in file.file_path
     assert "code_bucket" not in file.file_path
 
 
 def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
-    """The hazard: retried tasks, and later attempts, write the same rows beside the earlier
-    ones."""
+    """The hazard: retried tasks and later attempts write the same rows beside earlier ones."""
     lake = new_lake(tmp_path)
     paths = {write(lake.table(), narrow_rows([(DAY, FIRST)]))[0].path for _ in range(20)}
     assert len(paths) == 20
@@ -235,22 +217,17 @@ def test_a_read_after_a_publish_returns_the_published_state(tmp_path: Path) -> N
     partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]
     rows = narrow_rows(partitions)
     table = lake.table()
-    publish(
-        lake, tuple(data_file_of(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11)))
-    )
+    outputs = write(table, rows.slice(0, 11), rows.slice(11))
+    publish(lake, tuple(data_file_of(table, o) for o in outputs))
 
-    assert (
-        lake.rows("main")
-        == lake.rows("speed")
-        == sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
-    )
+    expected = sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
+    assert lake.rows("main") == lake.rows("speed") == expected
     table = lake.table()
     read = table.scan(snapshot_id=heads(table)["main"]).to_arrow().sort_by("kafka_offset")
     assert read.to_pylist() == rows.select(read.column_names).to_pylist()
     # A reader that asks for a part is led by partitions and bounds.
-    some = table.scan(
-        f"ingest_hour = '{NEXT}' AND n > 20", snapshot_id=heads(table)["main"]
-    ).to_arrow()
+    part = f"ingest_hour = '{NEXT}' AND n > 20"
+    some = table.scan(part, snapshot_id=heads(table)["main"]).to_arrow()
     assert sorted(some["n"].to_pylist()) == [21, 23, 25, 27, 29]
 
 
@@ -263,11 +240,8 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     types = {f.name: f.field_type for f in table.schema().fields}
     for output in outputs:
         day, hour = output.partition
-        mine = rows.filter(
-            pc.and_(
-                pc.equal(rows["ingest_hour"], hour), pc.equal(rows["event_date"].cast("int32"), day)
-            )
-        )
+        same_hour = pc.equal(rows["ingest_hour"], hour)
+        mine = rows.filter(pc.and_(same_hour, pc.equal(rows["event_date"].cast("int32"), day)))
         file = data_file_of(table, output)
         assert (file.file_path, file.file_format) == (output.path, FileFormat.PARQUET)
         assert file.file_size_in_bytes == output.size == on_disk(output.path).stat().st_size
@@ -279,18 +253,11 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
             if name == "never":
                 assert ids[name] not in file.lower_bounds and ids[name] not in file.upper_bounds
                 continue
-            bounds = (
-                from_bytes(types[name], b[ids[name]])
-                for b in (file.lower_bounds, file.upper_bounds)
-            )
-            raw = column.cast(
-                {
-                    "at": "int64",
-                    "kafka_timestamp": "int64",
-                    "day": "int32",
-                    "event_date": "int32",
-                }.get(name, column.type)
-            )
+            of_file = (file.lower_bounds, file.upper_bounds)
+            bounds = (from_bytes(types[name], b[ids[name]]) for b in of_file)
+            times = dict.fromkeys(("at", "kafka_timestamp"), "int64")
+            days = dict.fromkeys(("day", "event_date"), "int32")
+            raw = column.cast((times | days).get(name, column.type))
             assert tuple(bounds) == (pc.min(raw).as_py(), pc.max(raw).as_py()), name
         assert list(file.split_offsets or []) == [4]
 
@@ -329,9 +296,8 @@ def test_a_file_has_the_field_ids_and_the_nullability_of_the_table(tmp_path: Pat
     schema = parquet.schema_arrow
     found = {f.name: (int(f.metadata[b"PARQUET:field_id"]), not f.nullable) for f in schema}
     assert found == {f.name: (f.field_id, f.required) for f in table.schema().fields}
-    assert {parquet.metadata.row_group(0).column(i).compression for i in range(len(schema))} == {
-        "ZSTD"
-    }
+    shown = {parquet.metadata.row_group(0).column(i).compression for i in range(len(schema))}
+    assert shown == {"ZSTD"}
 
 
 @pytest.mark.parametrize(
@@ -374,12 +340,9 @@ def test_tasks_get_keys_that_are_valid_and_the_means_to_renew_them(tmp_path: Pat
     with running_rest(tmp_path) as rest:
         of_s3 = {"py-io-impl": "anabranch.iceberg.file_io.LakeFileIO"}
         lake = new_lake(tmp_path, type="rest", uri=rest.url, properties=of_s3)
-        rest.config = {
-            "s3.access-key-id": "a",
-            "s3.secret-access-key": "b",
-            "s3.session-token": "first",
-            "s3.session-token-expires-at-ms": str(int(1000 * (time.time() + 3600))),
-        }
+        ends = {"s3.session-token-expires-at-ms": str(int(1000 * (time.time() + 3600)))}
+        rest.config = {"s3.access-key-id": "a", "s3.secret-access-key": "b"} | ends
+        rest.config |= {"s3.session-token": "first"}
         # A stream without records for hours still has the old token.
         table = lake.table()
         ends = {"s3.session-token-expires-at-ms": str(int(1000 * (time.time() + 7200)))}
@@ -432,8 +395,7 @@ def test_rows_of_more_partitions_than_open_files_are_left(
 
 
 def test_rows_of_many_partitions_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: a file is open for each of two thousand dates, which takes a megabyte each, or
-    more than a process may have."""
+    """The hazard: two thousand dates, a file open for each, which takes a megabyte and a handle."""
     lake = new_lake(tmp_path)
     target = target_of(lake.table())
     assert target is not None
@@ -448,9 +410,8 @@ def test_rows_of_many_partitions_few_files(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(FileWriter, "_file", counted)
     batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
-    batches += [
-        narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))
-    ]
+    for n, first in ((1, 0), (70, 60), (1, 999)):
+        batches.append(narrow_rows(_days(n, first), 100 * n + 500))
     files, outputs = FileWriter(target), list[Output]()
     for rows in batches:
         outputs += write_all(files, rows)
@@ -593,8 +554,5 @@ def test_a_full_disks_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_rows_of_an_attempt_are_those_of_its_files(tmp_path: Path) -> None:
     table = new_lake(tmp_path).table()
-    files = tuple(
-        data_file_of(table, o)
-        for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)]))
-    )
-    assert Written("attempt", BEGAN, files).rows == 3
+    outputs = write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)]))
+    assert Written("attempt", BEGAN, tuple(data_file_of(table, o) for o in outputs)).rows == 3

@@ -1,5 +1,4 @@
-"""Partition fields beside those of time: each row in one file of its own partition, as Iceberg's
-transforms say, and readers open few files."""
+"""Partition fields beside those of time: files by Iceberg's transforms, few for a reader."""
 
 import pickle
 from collections import Counter
@@ -24,6 +23,7 @@ from anabranch.iceberg.files import own_files
 from anabranch.iceberg.parquet_writer import (
     OF_TIME,
     FileWriter,
+    Output,
     data_file_of,
     fields_of,
     partitioning_of,
@@ -51,36 +51,28 @@ def table_by(lake: StreamLake, *fields: str, **properties: str) -> Table:
 def rows_of(table: Table, values: Sequence[dict[str, Any]]) -> pa.Table:
     of_kafka = {"kafka_partition": 0, "ingest_hour": FIRST, "event_date": DAY}
     rows = [{"id": f"e-{i}", "kafka_offset": i} | of_kafka | v for i, v in enumerate(values)]
-    return pa.Table.from_pylist(
-        rows, schema=schema_to_pyarrow(table.schema(), include_field_ids=False)
-    )
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @pytest.fixture(scope="module")
 def by_everything(tmp_path_factory: pytest.TempPathFactory) -> Table:
     lake = new_lake(tmp_path_factory.mktemp("lake"))
-    return table_by(
-        lake,
-        *("bucket(16, id)", "bucket(3, level)", "bucket(5, total)", "bucket(7, day)"),
-        *("bucket(9, at)", "truncate(4, region)"),
-        *("region", "ok", "day", "level"),
-    )
+    buckets = ("bucket(16, id)", "bucket(3, level)", "bucket(5, total)", "bucket(7, day)")
+    others = ("bucket(9, at)", "truncate(4, region)", "region", "ok", "day", "level")
+    return table_by(lake, *buckets, *others)
 
 
 VALUES = st.fixed_dictionaries(
     {
-        "id": st.text(max_size=5),
-        "region": st.none() | st.text(max_size=6) | ODD,
+        "id": st.text(max_size=5), "region": st.none() | st.text(max_size=6) | ODD,
         "level": st.none() | st.integers(-(2**31), 2**31 - 1),
-        "total": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "day": st.none() | st.dates(),
-        "at": st.none()
-        | st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
-        "ok": st.none() | st.booleans(),
-        "ingest_hour": st.sampled_from([FIRST, shift(FIRST, 1)]),
+        "total": st.none() | st.integers(-(2**63), 2**63 - 1), "day": st.none() | st.dates(),
+        "at": st.none() | st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
+        "ok": st.none() | st.booleans(), "ingest_hour": st.sampled_from([FIRST, shift(FIRST, 1)]),
         "event_date": st.dates(DAY - timedelta(days=1), DAY),
     }
-)
+)  # fmt: skip
 
 
 @given(values=st.lists(VALUES, max_size=12))
@@ -120,11 +112,7 @@ def test_files_are_found_as_the_tables_own(tmp_path: Path, properties: dict[str,
     lake = new_lake(tmp_path)
     table = table_by(lake, "bucket(4, id)", "region", **properties)
     rows = rows_of(table, [{"region": r} for r in (None, "", "a/b", "é" * 300, "x.parquet/y")] * 5)
-    target = target_of(table)
-    assert target is not None
-    writer = FileWriter(target)
-    assert writer.write(rows) is None
-    outputs = writer.close()
+    outputs = written(table, rows)
     files = [data_file_of(table, output) for output in outputs]
     assert sum(f.record_count for f in files) == 25 and len(files) > 5
     own = own_files(lake.lake, table)
@@ -133,11 +121,15 @@ def test_files_are_found_as_the_tables_own(tmp_path: Path, properties: dict[str,
     assert len(with_hash) == (len(outputs) if properties else 0)
 
 
-def append_rows(table: Table, rows: pa.Table) -> None:
+def written(table: Table, rows: pa.Table) -> list[Output]:
     target = target_of(table)
     assert target is not None
     writer = FileWriter(target)
-    outputs = write_all(writer, rows) + writer.close()
+    return write_all(writer, rows) + writer.close()
+
+
+def append_rows(table: Table, rows: pa.Table) -> None:
+    outputs = written(table, rows)
     with table.transaction() as tx, tx.update_snapshot().fast_append() as append:
         for output in outputs:
             append.append_data_file(data_file_of(table, output))
@@ -198,13 +190,9 @@ def test_a_tables_fields_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        ["bucket(16", "player_id)", "region"],
-        ["bucket(16, player_id)", "region"],
-        "bucket(16,player_id), region",
-    ],
+    [["bucket(16", "player_id)", "region"], ["bucket(16, player_id)", "region"], "bucket(16,player_id), region"],
     ids=["flow list", "block list", "text"],
-)
+)  # fmt: skip
 def test_a_list_in_yaml_may_have_commas_in_parentheses(value: object) -> None:
     assert parse_partition(value) == ("bucket(16, player_id)", "region")
 

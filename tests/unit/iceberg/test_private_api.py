@@ -20,40 +20,24 @@ OF_TRANSACTION = ("_updates", "_requirements")
 @pytest.mark.parametrize(
     ("owner", "name", "parameters", "breaks"),
     [
-        (
-            pyiceberg.io.pyarrow,
-            "_dataframe_to_data_files",
-            ("table_metadata", "df", "io"),
-            "the ledger and the views",
-        ),
-        (
-            pyiceberg.io.pyarrow,
-            "_import_retry_strategy",
-            ("impl",),
-            "s3.retry-strategy-impl of catalog.properties",
-        ),
+        (pyiceberg.io.pyarrow, "_dataframe_to_data_files", ("table_metadata", "df", "io"), "the ledger and the views"),
+        (pyiceberg.io.pyarrow, "_import_retry_strategy", ("impl",), "s3.retry-strategy-impl of catalog.properties"),
         (PyArrowFileIO, "_initialize_fs", ("self", "scheme", "netloc"), "every file on S3"),
     ],
-)
+)  # fmt: skip
 def test_a_private_function_takes_what_we_give_it(
     owner: object, name: str, parameters: tuple[str, ...], breaks: str
 ) -> None:
     function = getattr(owner, name, None)
-    assert function is not None, (
-        f"PyIceberg has no {name} any more: change private_api.py, which {breaks} need"
-    )
+    assert function is not None, f"change private_api.py, which {breaks} need"
     found = tuple(inspect.signature(function).parameters)
-    assert found[: len(parameters)] == parameters, (
-        f"{name} has other parameters: change private_api.py ({breaks})"
-    )
+    assert found[: len(parameters)] == parameters, f"change private_api.py ({breaks})"
 
 
 @pytest.mark.parametrize("name", OF_TRANSACTION)
 def test_a_transaction_has_its_updates_and_requirements(name: str) -> None:
     written = inspect.getsource(Transaction.__init__)
-    assert f"self.{name} = ()" in written, (
-        f"a Transaction has no {name}: `anabranch apply` needs it (private_api.py)"
-    )
+    assert f"self.{name} = ()" in written, "`anabranch apply` needs it (private_api.py)"
 
 
 def test_no_other_module_uses_a_private_name() -> None:
@@ -71,22 +55,16 @@ def _private_names(file: Path) -> list[str]:
     text = file.read_text(encoding="utf-8")
     if "pyiceberg" not in text:
         return []
-    tree = ast.parse(text)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    ours = [
-        alias.name
-        for node in imports
-        if (node.module or "").startswith("pyiceberg")
-        for alias in node.names
-    ]
+    nodes = list(ast.walk(ast.parse(text)))
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    of_pyiceberg = [n for n in imports if (n.module or "").startswith("pyiceberg")]
+    ours = [alias.name for node in of_pyiceberg for alias in node.names]
     names = [name for name in ours if name.startswith("_")]
     if not ours:
         return names
     private = (*OF_TRANSACTION, "_initialize_fs")
-    attributes = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in private
-    ]
-    return names + [node.attr for node in attributes if not _is_of_self(node)]
+    used = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr in private]
+    return names + [node.attr for node in used if not _is_of_self(node)]
 
 
 def _is_of_self(node: ast.Attribute) -> bool:

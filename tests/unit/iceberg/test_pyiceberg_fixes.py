@@ -47,13 +47,11 @@ def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_
     before = one.table().metadata
     written = before.model_dump_json()
     after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
+    lists = (
+        "schemas", "partition_specs", "sort_orders", "snapshots", "snapshot_log", "metadata_log",
+    )  # fmt: skip
     pairs = [
-        *zip(before.schemas, after.schemas, strict=True),
-        *zip(before.partition_specs, after.partition_specs, strict=True),
-        *zip(before.sort_orders, after.sort_orders, strict=True),
-        *zip(before.snapshots, after.snapshots, strict=True),
-        *zip(before.snapshot_log, after.snapshot_log, strict=True),
-        *zip(before.metadata_log, after.metadata_log, strict=True),
+        *(p for of in lists for p in zip(getattr(before, of), getattr(after, of), strict=True)),
         *((before.refs[name], after.refs[name]) for name in before.refs),
     ]
     assert len(pairs) > 10
@@ -66,19 +64,16 @@ def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_
 
 @pytest.mark.parametrize("kind", [TableMetadataV1, TableMetadataV2, TableMetadataV3])
 def test_the_lists_of_parts_are_fields_of_metadata(kind: Any) -> None:
-    assert set(LISTS_OF_PARTS) <= set(kind.model_fields), (
-        "PyIceberg has renamed a field: change pyiceberg_fixes.py"
-    )
+    renamed = "PyIceberg has renamed a field: change pyiceberg_fixes.py"
+    assert set(LISTS_OF_PARTS) <= set(kind.model_fields), renamed
     # A new field of another kind is copied deeply.
-    assert {
-        name for name, field in kind.model_fields.items() if _is_of_parts(field.annotation)
-    } <= set(LISTS_OF_PARTS)
+    found = {name for name, field in kind.model_fields.items() if _is_of_parts(field.annotation)}
+    assert found <= set(LISTS_OF_PARTS)
 
 
 def _is_of_parts(kind: Any) -> bool:
-    return any(
-        f"[{part.__name__}]" in str(kind) or f".{part.__name__}]" in str(kind) for part in PARTS
-    )
+    names = [f"{before}{part.__name__}]" for part in PARTS for before in ("[", ".")]
+    return any(name in str(kind) for name in names)
 
 
 def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
@@ -89,9 +84,8 @@ def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
         "snapshot-id": snapshot.snapshot_id, "statistics-path": "a", "file-size-in-bytes": 1,
         "file-footer-size-in-bytes": 1, "blob-metadata": [],
     }  # fmt: skip
-    update = SetStatisticsUpdate.model_validate(
-        {"action": "set-statistics", "statistics": statistics}
-    )
+    added = {"action": "set-statistics", "statistics": statistics}
+    update = SetStatisticsUpdate.model_validate(added)
     before = update_table_metadata(one.table().metadata, (update,))
     after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
     assert after.statistics == before.statistics == [StatisticsFile.model_validate(statistics)]
@@ -123,10 +117,8 @@ def test_metadata_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     written = file.read_text(encoding="utf-8")
     assert table.metadata == TableMetadataWrapper.model_validate_json(written).root
     # A file that was replaced, as by a restore, is found out as before.
-    file.write_text(
-        written.replace('"write.wap.enabled":"true"', '"write.wap.enabled":"false"'),
-        encoding="utf-8",
-    )
+    without = written.replace('"write.wap.enabled":"true"', '"write.wap.enabled":"false"')
+    file.write_text(without, encoding="utf-8")
     assert one.table().properties["write.wap.enabled"] == "false"
     assert len(parsed) == 2
     file.unlink()
@@ -136,10 +128,8 @@ def test_metadata_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed = pyiceberg_fixes._Parsed()
-    tables = [
-        TableMetadataV2(**_minimal_metadata(str(uuid4())))
-        for _ in range(pyiceberg_fixes._MOST_TABLES + 1)
-    ]
+    count = pyiceberg_fixes._MOST_TABLES + 1
+    tables = [TableMetadataV2(**_minimal_metadata(str(uuid4()))) for _ in range(count)]
     texts = [table.model_dump_json() for table in tables]
     for text, table in zip(texts[:-1], tables, strict=False):
         parsed.keep(text, table)
@@ -148,9 +138,8 @@ def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed.keep(newer.model_dump_json(), newer)
     assert set(parsed._known) == {newer.model_dump_json(), *texts[1:-1]}, "one text of each table"
     parsed.keep(texts[-1], tables[-1])
-    assert set(parsed._known) == {newer.model_dump_json(), *texts[2:]}, (
-        "the table that was used longest ago is gone"
-    )
+    expected = {newer.model_dump_json(), *texts[2:]}
+    assert set(parsed._known) == expected, "the table that was used longest ago is gone"
 
 
 def test_the_same_text_is_kept_once() -> None:
@@ -165,15 +154,11 @@ def test_the_same_text_is_kept_once() -> None:
 
 def _minimal_metadata(uuid: str) -> dict[str, Any]:
     return {
-        "location": "s3://lake/table",
-        "table-uuid": uuid,
-        "last-column-id": 0,
-        "last-partition-id": 999,
-        "schemas": [{"type": "struct", "schema-id": 0, "fields": []}],
-        "current-schema-id": 0,
-        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "location": "s3://lake/table", "table-uuid": uuid, "last-column-id": 0,
+        "last-partition-id": 999, "schemas": [{"type": "struct", "schema-id": 0, "fields": []}],
+        "current-schema-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}],
         "sort-orders": [{"order-id": 0, "fields": []}],
-    }
+    }  # fmt: skip
 
 
 def test_a_summary_is_read_as_before() -> None:
@@ -207,25 +192,17 @@ def test_a_schemas_reader_is_made_once(tmp_path: Path, monkeypatch: pytest.Monke
         table = scaled.lake.table()
         lists = [table.io.new_input(snapshot.manifest_list) for snapshot in table.snapshots()]
         manifests = [manifest for file in lists for manifest in read_manifest_list(file)]
-        read = [
-            of
-            for manifest in manifests
-            for of in (manifest, *manifest.fetch_manifest_entry(table.io))
-        ]
+        read = [x for m in manifests for x in (m, *m.fetch_manifest_entry(table.io))]
         return [re.sub(r"<.*? object at \w+>", "", repr(one)) for one in read]
 
-    monkeypatch.setattr(
-        pyiceberg_fixes,
-        "_resolved",
-        pyiceberg_fixes._once(inspect.unwrap(pyiceberg_fixes._resolved)),
-    )
+    afresh = pyiceberg_fixes._once(inspect.unwrap(pyiceberg_fixes._resolved))
+    monkeypatch.setattr(pyiceberg_fixes, "_resolved", afresh)
     monkeypatch.setattr(pyiceberg_fixes, "resolve_reader", counted)
     found = read()
     assert len(found) > 10
     # Of headers, manifest lists and manifests: in vain for each of a dozen files.
-    assert 0 < len(made) <= 4, (
-        "expected pyiceberg.avro.file to use our readers: change pyiceberg_fixes.py"
-    )
+    unused = "expected pyiceberg.avro.file to use our readers: change pyiceberg_fixes.py"
+    assert 0 < len(made) <= 4, unused
     monkeypatch.setattr(AvroFileHeader, "get_schema", pyiceberg_fixes._get_schema_once)
     monkeypatch.setattr(pyiceberg.avro.file, "resolve_reader", resolve)
     monkeypatch.setattr(pyiceberg.avro.file, "construct_reader", construct_reader)
@@ -239,9 +216,8 @@ def test_manifests_are_as_if_unshared(tmp_path: Path, monkeypatch: pytest.Monkey
     # One with partitions and one without.
     tables = [one.table(), one.lake.load(one.stream.hours_table)]
     assert [len(table.spec().fields) for table in tables] == [2, 0]
-    parents = [
-        snapshot for table in tables if (snapshot := table.snapshot_by_name("main")) is not None
-    ]
+    found = [table.snapshot_by_name("main") for table in tables]
+    parents = [snapshot for snapshot in found if snapshot is not None]
     # The bytes between blocks, else at random.
     monkeypatch.setattr("pyiceberg.avro.file.os.urandom", bytes)
 
@@ -249,9 +225,7 @@ def test_manifests_are_as_if_unshared(tmp_path: Path, monkeypatch: pytest.Monkey
         written = list[bytes]()
         for table, parent in zip(tables, parents, strict=True):
             manifests = parent.manifests(table.io)
-            entries = [
-                entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)
-            ]
+            entries = [e for m in manifests for e in m.fetch_manifest_entry(table.io)]
             assert entries
             for _ in range(2):
                 writer = ManifestWriter(table, 1)
@@ -273,9 +247,8 @@ def test_manifests_are_as_if_unshared(tmp_path: Path, monkeypatch: pytest.Monkey
     shared = write()
     assert len(shared) == 8
     # Of manifests with a partition, of those without, and of manifest lists.
-    assert len(made) == 3, (
-        "expected pyiceberg.avro.file to use our writers: change pyiceberg_fixes.py"
-    )
+    why = "expected pyiceberg.avro.file to use our writers: change pyiceberg_fixes.py"
+    assert len(made) == 3, why
     for owner, name in (
         (pyiceberg.manifest, "data_file_with_partition"),
         (pyiceberg.manifest, "manifest_entry_schema_with_data_file"),
@@ -302,6 +275,4 @@ def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(AvroOutputFile, "write_block", pyiceberg_fixes._write_block)
     length_before, entries_before = written()
     assert entries == entries_before and len(entries) == 100
-    assert 3 * length < length_before, (
-        "expected PyIceberg to write a block for each entry: remove write_one_block"
-    )
+    assert 3 * length < length_before, "PyIceberg writes blocks by itself: remove write_one_block"

@@ -1,5 +1,4 @@
-"""A catalog that lost its tables, or a bucket that lost what the catalog names: noticed, and
-registered again."""
+"""A catalog without its tables, a bucket without what it names: noticed, registered again."""
 
 import shutil
 import sqlite3
@@ -35,9 +34,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def publish_one(lake: StreamLake, offset: int) -> None:
-    staged = lake.stage([(FIRST, 0, offset)])
-    publish = lake.speed(staged, {0: offset + 1})
-    lake.land(publish)
+    lake.serve([(FIRST, 0, offset)], {0: offset + 1})
 
 
 def rows(count: int) -> list[tuple[str, int, int]]:
@@ -50,9 +47,8 @@ def lose_catalog(lake: StreamLake) -> StreamLake:
 
 
 def apply(lake: StreamLake, register: bool = False) -> list[str]:
-    return tables.apply(
-        new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter, register
-    )
+    environment = new_environment(lake.folder)
+    return tables.apply(environment, lake.stream, lake.lake, Broker().adapter, register)
 
 
 def warehouse(lake: StreamLake) -> Path:
@@ -72,12 +68,11 @@ def test_a_lost_catalog_is_not_recreated(lake: StreamLake) -> None:
 
 
 def test_a_lost_catalog_is_registered_unchanged_and_continues(lake: StreamLake) -> None:
-    before = {name: lake.lake.load(name) for name in names(lake)}
+    names = (lake.stream.table, lake.stream.dead_letters_table, lake.stream.hours_table)
+    before = {name: lake.lake.load(name) for name in names}
     lost = lose_catalog(lake)
-    lines = apply(lost, register=True)
-    assert lines == [
-        f"registered table {name} by {table.metadata_location}" for name, table in before.items()
-    ]
+    found = [f"registered table {name} by {t.metadata_location}" for name, t in before.items()]
+    assert apply(lost, register=True) == found
     for name, table in before.items():
         assert lost.lake.load(name).metadata == table.metadata
     publish_one(lost, 3)
@@ -85,18 +80,13 @@ def test_a_lost_catalog_is_registered_unchanged_and_continues(lake: StreamLake) 
     assert apply(lost) == apply(lost, register=True) == []
 
 
-def names(lake: StreamLake) -> tuple[str, str, str]:
-    return lake.stream.table, lake.stream.dead_letters_table, lake.stream.hours_table
-
-
 def test_dead_letters_that_the_catalog_lost_are_not_recreated_either(lake: StreamLake) -> None:
     admin.forget(lake.lake, lake.stream.dead_letters_table)
     found = r"table games\.events_dead_letters: expected nothing below"
     with pytest.raises(ConfigurationError, match=found):
         apply(lake)
-    assert apply(lake, register=True)[0].startswith(
-        "registered table games.events_dead_letters by "
-    )
+    registered = "registered table games.events_dead_letters by "
+    assert apply(lake, register=True)[0].startswith(registered)
 
 
 def test_a_dropped_ledger_is_registered_with_all_of_its_rows(lake: StreamLake) -> None:
@@ -166,15 +156,17 @@ class Killed(Exception):
     """The process ends here."""
 
 
+def metadata_files(lake: StreamLake) -> list[Path]:
+    return sorted(warehouse(lake).glob("games/events/metadata/*.metadata.json"))
+
+
 def unlanded(lake: StreamLake, offset: int) -> Publish:
-    """A publish that wrote its metadata file, found the catalog locked, and was killed before it
-    could look."""
-    impatient = Lake(
-        new_environment(lake.folder, uri=f"sqlite:///{lake.folder}/catalog.db?timeout=0.1")
-    )
+    """A publish wrote its metadata file, found the catalog locked, and was killed at its look."""
+    uri = f"sqlite:///{lake.folder}/catalog.db?timeout=0.1"
+    impatient = Lake(new_environment(lake.folder, uri=uri))
     publish = lake.speed(lake.stage([(FIRST, 0, offset)]), {0: offset + 1})
     state = lake.state()
-    before = len(list((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json")))
+    before = len(metadata_files(lake))
     holder = sqlite3.connect(lake.folder / "catalog.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     try:
@@ -182,14 +174,14 @@ def unlanded(lake: StreamLake, offset: int) -> Publish:
             lake.publish(publish, state, impatient)
     finally:
         holder.close()
-    after = len(list((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json")))
+    after = len(metadata_files(lake))
     assert after == before + 1, "the hazard: a metadata file that the catalog does not know"
     return publish
 
 
 def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: StreamLake) -> None:
     unlanded(lake, 3)
-    newest = max((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json"))
+    newest = metadata_files(lake)[-1]
     head = admin.read_metadata(lake.table().io, str(newest)).current_snapshot()
     assert head is not None
     Path(head.manifest_list.removeprefix("file://")).unlink()
@@ -197,9 +189,8 @@ def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: Stream
     known = lake.table().metadata
     lost = lose_catalog(lake)
     lines = apply(lost, register=True)
-    assert any(
-        "skipped" in line and newest.name in line and head.manifest_list in line for line in lines
-    )
+    skipped = [line for line in lines if "skipped" in line]
+    assert any(newest.name in line and head.manifest_list in line for line in skipped)
     assert lost.table().metadata == known
 
 
@@ -267,12 +258,8 @@ def test_a_warehouse_that_was_only_copied_elsewhere_is_not_registered(lake: Stre
 
 
 def candidate(number: int, updated: int, *past: int) -> Candidate:
-    def path(n: int) -> str:
-        return f"s3://b/t/metadata/{n:05}-x.metadata.json"
-
-    return Candidate(
-        path(number), updated, frozenset(path(n).removeprefix("s3:").lstrip("/") for n in past)
-    )
+    path, *others = (f"s3://b/t/metadata/{n:05}-x.metadata.json" for n in (number, *past))
+    return Candidate(path, updated, frozenset(p.removeprefix("s3://") for p in others))
 
 
 def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
@@ -282,14 +269,8 @@ def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
 
 def test_the_chain_that_was_written_last_comes_first_whatever_its_number() -> None:
     # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
-    ordered = newest_first(
-        [
-            candidate(5, 500, 1, 2, 3),
-            candidate(4, 700, 2, 30),
-            candidate(2, 200, 1),
-            candidate(30, 600, 2),
-        ]
-    )
+    past = ((5, 500, 1, 2, 3), (4, 700, 2, 30), (2, 200, 1), (30, 600, 2))
+    ordered = newest_first([candidate(*of) for of in past])
     assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
 
 

@@ -34,9 +34,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     files = {name: tmp_path / name for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")}
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
-    files["AWS_SHARED_CREDENTIALS_FILE"].write_text(
-        "[default]\naws_access_key_id=a\naws_secret_access_key=b\n"
-    )
+    keys = "[default]\naws_access_key_id=a\naws_secret_access_key=b\n"
+    files["AWS_SHARED_CREDENTIALS_FILE"].write_text(keys)
     return files
 
 

@@ -35,9 +35,8 @@ class Frame:
         self._said: dict[str, str] = {}
         # Of a machine that slept: all its clocks go on.
         lake.lake.__dict__["clock"] = Clock(None, lambda: self._now, lambda: self._now.timestamp())
-        self.sparkSession = SimpleNamespace(
-            conf=SimpleNamespace(set=self._said.__setitem__, unset=lambda key: self._said.pop(key))
-        )
+        conf = SimpleNamespace(set=self._said.__setitem__, unset=self._said.pop)
+        self.sparkSession = SimpleNamespace(conf=conf)
 
     def writeTo(self, table: str) -> Any:
         writer = SimpleNamespace(append=self._append)
@@ -50,9 +49,8 @@ class Frame:
 
 
 def test_files_that_took_too_long_to_stage_are_staged_again(tmp_path: Path) -> None:
-    """The hazard: a process sleeps for days between writing files and the snapshot that names them,
-    and orphan removal takes them meanwhile: no head moves, and what is published then lacks its
-    files."""
+    """The hazard: a process sleeps for days between files and their snapshot, and orphan removal
+    takes them: no head moves, and what is published then lacks its files."""
     lake = new_lake(tmp_path)
     late: Any = Frame(lake, WITHIN + timedelta(seconds=1))
     with pytest.raises(Transient, match="orphan removal may have deleted its files"):
@@ -68,9 +66,8 @@ def test_it_is_noticed_before_the_youngest_orphan_is_deleted() -> None:
     from anabranch.config import Maintain
 
     assert timedelta(days=1) > WITHIN
-    assert timedelta(hours=1) > NAMED_WITHIN + PREPARED_WITHIN, (
-        "the least age of other programs' orphan removal"
-    )
+    least_age_of_others = timedelta(hours=1)
+    assert least_age_of_others > NAMED_WITHIN + PREPARED_WITHIN
     with pytest.raises(ValidationError):
         Maintain(orphans_after=timedelta(hours=23))
 
@@ -81,8 +78,7 @@ HOUR = "2026-11-21T00"
 
 
 def publish_and_expire(one: StreamLake, offset: int) -> None:
-    """Publish and expire as the speed layer does beside a rebuild: from its own catalog, but
-    keeping two snapshots instead of a hundred."""
+    """Publish and expire as the speed layer does, from its own catalog, with two snapshots kept."""
     one.serve([(HOUR, 0, offset)], {0: offset + 1})
     other = one.again()
     table = other.load(one.name)
@@ -108,10 +104,8 @@ def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: 
     publish_and_expire(one, 1)
     publish_and_expire(one, 2)
     assert not lost <= snapshots(one)
-    with (
-        pytest.raises(Transient, match="found it expired meanwhile; try again"),
-        held_snapshots(one.lake, one.name, read),
-    ):
+    expired = pytest.raises(Transient, match="found it expired meanwhile; try again")
+    with expired, held_snapshots(one.lake, one.name, read):
         raise AssertionError("never entered")
 
     read = set(one.state().heads.values())
@@ -160,11 +154,8 @@ def test_tags_of_a_killed_rebuild_are_dropped_at_their_age(tmp_path: Path) -> No
     held.__enter__()
     now = one.table().metadata.last_updated_ms / 1000
     assert not expired_tags(one.table(), datetime.fromtimestamp(now + 3600, UTC))
-    assert (
-        set(expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC)))
-        == set(reading(one))
-        != set()
-    )
+    dropped = expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC))
+    assert set(dropped) == set(reading(one)) != set()
     held.__exit__(None, None, None)
     assert not reading(one)
 
@@ -185,8 +176,7 @@ def test_reads_that_died_are_counted_by_what_they_read(tmp_path: Path) -> None:
 
 
 def test_no_fail_point_is_a_rebuilds_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: tests that kill the batch layer at its publish kill it at its tags, and find what
-    they expect."""
+    """The hazard: tests that kill the batch layer at its publish would kill it at its tags."""
     one, reached = new_lake(tmp_path), list[Step]()
     publish_and_expire(one, 0)
     monkeypatch.setattr(lake, "reach", reached.append)

@@ -1,5 +1,4 @@
-"""The state of a branch stays small in every snapshot: long values are in table properties,
-once."""
+"""A branch's state is small in every snapshot: long values are in table properties, once."""
 
 import json
 import random
@@ -16,7 +15,6 @@ import pytest
 from lakes import StreamLake, new_lake, new_state
 from named_files import named_files
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
@@ -56,8 +54,7 @@ ALLOWED = 64 * 1024
 
 
 def offsets_at(hour: int, partitions: int) -> Offsets:
-    """Return the offsets at the start of an hour. They have ten digits and differing steps, so that
-    they pack like real ones."""
+    """Return the offsets at the start of an hour, which pack like real ones: ten digits, uneven."""
     drawn = random.Random(hour)
     return {p: 1_000_000_000 + 100_000 * hour + drawn.randrange(30_000) for p in range(partitions)}
 
@@ -78,11 +75,8 @@ def sizes(table: Table) -> dict[str, int]:
 def said_bytes(table: Table, branch: str) -> int:
     summary = snapshots.head(table, branch).summary
     assert summary is not None
-    return len(
-        json.dumps(
-            {k: v for k, v in summary.additional_properties.items() if k.startswith("anabranch.")}
-        )
-    )
+    said = summary.additional_properties
+    return len(json.dumps({k: v for k, v in said.items() if k.startswith("anabranch.")}))
 
 
 def publish(lake: StreamLake, position: Position | None = None, **values: Any) -> Table:
@@ -105,12 +99,8 @@ def forget_what_was_read() -> None:
 @pytest.fixture
 def long(tmp_path: Path) -> StreamLake:
     """A stream whose timeline is too long for a snapshot."""
-    cuts = cuts_of(100, 12)
-    return said_long(new_lake(tmp_path, 12, Timeline(FIRST, FIRST, offsets_at(0, 12))), cuts)
-
-
-def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
-    ends = {h: c.ends for h, c in cuts.items()}
+    lake = new_lake(tmp_path, 12, Timeline(FIRST, FIRST, offsets_at(0, 12)))
+    ends = {h: c.ends for h, c in cuts_of(100, 12).items()}
     publish(lake, timeline=replace(lake.state().timeline, boundaries=ends))
     return lake
 
@@ -171,10 +161,8 @@ def test_a_batch_year_leaves_a_snapshot_small(tmp_path: Path, hours: int, partit
 
 
 def test_dead_letters_in_many_files_leave_a_snapshot_small(long: StreamLake) -> None:
-    paths = [
-        f"{long.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
-        for _ in range(1_000)
-    ]
+    folder = f"{long.table().location()}/data/ingest_hour={FIRST}"
+    paths = [f"{folder}/{new_id()}.parquet" for _ in range(1_000)]
     letters = {"id": "waits", "at": NOW.isoformat(), "layer": "speed", "paths": paths}
     table = publish(long, dead_letters=(letters,))
     assert max(sizes(table).values()) <= ALLOWED
@@ -187,18 +175,15 @@ def test_dead_letters_in_many_files_leave_a_snapshot_small(long: StreamLake) -> 
 def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
     state = long.state()
     for i in range(1_000):
-        hour = shift(FIRST, i // 6)
+        ranges = {"0": [10 * i, 10 * i + 7]}
         entry = {
             "at": str(i),
             "class": "retention",
-            "ranges": {"0": [10 * i, 10 * i + 7]},
-            "hours": [hour],
+            "ranges": ranges,
+            "hours": [shift(FIRST, i // 6)],
         }
-        state = replace(
-            state,
-            branch_properties=state.branch_properties
-            | {"speed": {LOST: lost_entries(state, [entry])}},
-        )
+        said = {"speed": {LOST: lost_entries(state, [entry])}}
+        state = replace(state, branch_properties=state.branch_properties | said)
     entries = json.loads(state.branch_properties["speed"][LOST])
     counts = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
     assert sum(counts) == 7 * 1_000, "a loss is no longer reported"
@@ -210,19 +195,15 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
 
 
 def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
+    hours = [shift(FIRST, i) for i in range(REMEMBERED_LOSSES + 2)]
     entries = [
-        {
-            "at": str(i),
-            "class": "retention",
-            "ranges": {"0": [i, i + 1]},
-            "hours": [shift(FIRST, i)],
-        }
-        for i in range(REMEMBERED_LOSSES + 2)
+        {"at": str(i), "class": "retention", "ranges": {"0": [i, i + 1]}, "hours": [hour]}
+        for i, hour in enumerate(hours)
     ]
-    properties = {"speed": {LOST: json.dumps(entries)}}
-    timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
     state = new_state(
-        timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=properties
+        Timeline(FIRST, shift(FIRST, 999), {0: 999}),
+        accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))},
+        branch_properties={"speed": {LOST: json.dumps(entries)}},
     )
     kept = [e["hours"] for e in json.loads(lost_entries(state, []))]
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
@@ -240,75 +221,58 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     opened = Timeline(FIRST, last, offsets_at(REMEMBERED_HOURS, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
     accepted = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
-    account = HourAccount(
-        partitions={p: Account(100_000, 99_990, 1, 9, {}) for p in range(partitions)}
-    )
+    of_each = dict.fromkeys(range(partitions), Account(100_000, 99_990, 1, 9, {}))
+    account = HourAccount(partitions=of_each)
     row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", account=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
     letters = {
         "id": new_id(), "at": NOW.isoformat(), "layer": "batch", "hour": FIRST, "revision": 1,
         "paths": [path],
     }  # fmt: skip
-    publish(
-        lake,
-        changes=(Change("batch", properties=accepted), Change("main")),
-        decisions=(row,),
-        dead_letters=(letters,),
-    )
+    changes = (Change("batch", properties=accepted), Change("main"))
+    publish(lake, changes=changes, decisions=(row,), dead_letters=(letters,))
     state, keep = [], expiry.plan_expiry.__defaults__[0]  # type: ignore[index]
     for i in range(4):
         files = named_files(lake, last, 1)
         at = Position(TOPIC, offsets_at(REMEMBERED_HOURS + i, partitions))
         head = lake.state().heads["main"]
         tag = Tag(f"main-2026-11-2{i}T00", head, 604_800_000)
-        table = publish(
-            lake, at, changes=(Change("speed", files), Change("main", files)), tags=(tag,)
-        )
+        changes = (Change("speed", files), Change("main", files))
+        table = publish(lake, at, changes=changes, tags=(tag,))
         state.append(state_of(table).keys())
         content = Path(table.metadata_location.removeprefix("file://")).read_text()
     assert state[1:] == state[:1] * 3, "properties are written with every micro-batch"
-    snapshot = max(
-        len(json.dumps(s, separators=(",", ":"))) for s in json.loads(content)["snapshots"][-4:]
-    )
+    last_ones = json.loads(content)["snapshots"][-4:]
+    snapshot = max(len(json.dumps(s, separators=(",", ":"))) for s in last_ones)
     tag_bytes, log_bytes, past_bytes = 150, 70, 200
     whole = (keep + 168) * (snapshot + log_bytes) + 168 * tag_bytes + 100 * past_bytes
     assert whole + state_of_a_week(partitions) <= most
 
 
 def state_of_a_week(partitions: int) -> int:
-    """The bytes of the properties of `main` at each hour of a week: every hour another is accepted,
-    and another is forgotten."""
+    """The bytes of `main`'s properties at each hour of a week: one is accepted, one forgotten."""
     cuts = cuts_of(REMEMBERED_HOURS + 168, partitions)
     hours = list(cuts)
     needed: dict[str, str] = {}
     for i in range(168):
         remembered = {h: to_json(Accepted(1, cuts[h])) for h in hours[i : i + REMEMBERED_HOURS]}
-        at = i + REMEMBERED_HOURS
+        at, covered = i + REMEMBERED_HOURS, hours[i + REMEMBERED_HOURS - 24]
         timeline = Timeline(
-            FIRST, shift(FIRST, at), offsets_at(at, partitions), covered_from=hours[at - 24]
+            FIRST, shift(FIRST, at), offsets_at(at, partitions), covered_from=covered
         )
         accepted = json.dumps(remembered, separators=(",", ":"))
-        needed |= state_properties.plan_summary(
-            {ACCEPTED: accepted, TIMELINE: timeline.to_json()}, {}
-        )[1]
+        said = {ACCEPTED: accepted, TIMELINE: timeline.to_json()}
+        needed |= state_properties.plan_summary(said, {})[1]
     return sum(len(k) + len(v) + len('"":"",') for k, v in needed.items())
 
 
 def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> None:
     before, waits = state_of(long.table()), frozenset[str]()
     for i in range(3):
-        letters = {
-            "id": f"{i}",
-            "at": NOW.isoformat(),
-            "layer": "speed",
-            "paths": [f"{long.table().location()}/{i}"],
-        }
-        publish(
-            long,
-            Position(TOPIC, offsets_at(i, 12)),
-            dead_letters=(letters,),
-            confirmed=Confirmed(letters=waits),
-        )
+        path = f"{long.table().location()}/{i}"
+        letters = {"id": f"{i}", "at": NOW.isoformat(), "layer": "speed", "paths": [path]}
+        at, confirmed = Position(TOPIC, offsets_at(i, 12)), Confirmed(letters=waits)
+        publish(long, at, dead_letters=(letters,), confirmed=confirmed)
         waits = frozenset({f"{i}"})
         assert long.state().dead_letters == (letters,)
     assert state_of(long.table()) == before
@@ -318,8 +282,7 @@ def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> N
 
 
 def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
-    """The hazard: properties for each micro-batch and branch. The module names what a branch says
-    by its words."""
+    """The hazard: properties for each micro-batch and branch. The module names these words."""
     own = {POSITION, CONTENT, MERGED, MEASURED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID}
     own |= {COMPLETE_THROUGH, FRESH_THROUGH}
     assert own == set(state_properties._SUMMARY_LIMITS)
@@ -344,35 +307,24 @@ def test_any_state_of_a_branch_is_read_back_unchanged(long: StreamLake, seed: in
     summary, needed = state_properties.plan_summary(said, {})
     assert all(len(value) <= state_properties.LONGEST for value in needed.values())
     metadata = long.table().metadata.model_copy(update={"properties": needed})
-    table = replace_metadata(long.table(), metadata)
+    table = Table("t", metadata, "", long.table().io, long.table().catalog)
     forget_what_was_read()
     assert state_properties.load_all(table, summary) == said
     unused = state_properties.plan_unused({**needed, STATE + "0" * 16: "x"}, {}, [summary])
     assert unused == (STATE + "0" * 16,)
 
 
-def replace_metadata(table: Table, metadata: TableMetadata) -> Table:
-    return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
-
-
 @pytest.mark.parametrize(
     ("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)]
 )
 def test_an_hour_more_of_a_long_backlog_changes_few_properties(hours: int, partitions: int) -> None:
-    """The hazard: each of a hundred remembered snapshots of a backlog needs a megabyte of its
-    own."""
-    cuts = cuts_of(hours + 1, partitions)
-    one, more = (
-        state_properties.plan_summary(
-            {
-                ACCEPTED: json.dumps(
-                    {h: to_json(Accepted(1, c)) for h, c in some.items()}, separators=(",", ":")
-                )
-            },
-            {},
-        )[1]
-        for some in (dict(list(cuts.items())[:-1]), dict(list(cuts.items())[1:]))
+    """The hazard: each of a hundred snapshots of a backlog needs a megabyte of its own."""
+    cuts = list(cuts_of(hours + 1, partitions).items())
+    said = (
+        json.dumps({h: to_json(Accepted(1, c)) for h, c in some}, separators=(",", ":"))
+        for some in (cuts[:-1], cuts[1:])
     )
+    one, more = (state_properties.plan_summary({ACCEPTED: text}, {})[1] for text in said)
     assert sum(len(v) for k, v in more.items() if k not in one) <= 20_000
 
 
@@ -421,11 +373,8 @@ def test_removed_files_refuse_a_publish(long: StreamLake, monkeypatch: pytest.Mo
     state = long.state()
     again = to_commit(state, Publish(new_id(), (Change("speed"), Change("main")), older), NOW)
     updates = prepare(state.table, replace(again, expire=()), NOW).updates
-    assert not [
-        u
-        for u in updates
-        if isinstance(u, SetPropertiesUpdate) and any(STATE in k for k in u.updates)
-    ]
+    properties = [u.updates for u in updates if isinstance(u, SetPropertiesUpdate)]
+    assert not [k for updated in properties for k in updated if STATE in k]
     before = state_of(state.table).keys()
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (0,))
     for _ in range(3):
@@ -438,17 +387,15 @@ def test_removed_files_refuse_a_publish(long: StreamLake, monkeypatch: pytest.Mo
 
 
 def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
-    long.table().transaction().set_properties(
-        {"owner": "x", "anabranch.turn.1": "{}"}
-    ).commit_transaction()
+    foreign = {"owner": "x", "anabranch.turn.1": "{}"}
+    long.table().transaction().set_properties(foreign).commit_transaction()
     long.move("batch")
     properties = long.table().properties
     assert (properties["owner"], properties["anabranch.turn.1"]) == ("x", "{}")
 
 
 def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(long: StreamLake) -> None:
-    """Iceberg's own remove_orphan_files leaves only metadata, manifest lists, manifests and data
-    files."""
+    """Iceberg's remove_orphan_files leaves only metadata, manifest lists, manifests and data."""
     before = long.state()
     table = long.table()
     named = {p.removeprefix("file://") for p in references(table)}

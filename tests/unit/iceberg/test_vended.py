@@ -79,9 +79,7 @@ def test_the_keys_of_a_configuration_are_not_vended(rest: Rest, tmp_path: Path) 
     assert isinstance(store_of(io)._vended, Keys)
 
 
-def test_keys_are_kept_until_a_load_renews_them(
-    rest: Rest, lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_renews_keys(rest: Rest, lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     vend(rest, "first")
     io = file_access(lake)
     opened = io.s3("bucket")
@@ -98,9 +96,7 @@ def test_keys_are_kept_until_a_load_renews_them(
     assert token_of(file_access(lake)) == "third"
 
 
-def test_a_copy_in_another_process_renews_its_keys(
-    rest: Rest, lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_renew_keys(rest: Rest, lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     vend(rest, "first")
     io = file_access(lake)
     copied = pickle.dumps(for_tasks(io))
