@@ -1,5 +1,4 @@
-"""Erasure: records with some values of a column leave every branch, whatever is killed, and the
-account closes."""
+"""Erasure: records with some values leave every branch, whatever is killed; the account closes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,18 +56,19 @@ class Starts(Broker):
         return dict.fromkeys(topic.partitions, self.start)
 
 
-def erase_in(folder: Path) -> None:
+def job_in(folder: Path, records: int = 12) -> Job:
+    return job_of(new_environment(folder), Lake(new_environment(folder)), records)
+
+
+def erase_in(folder: Path, order: run.ErasureRequest = ORDER, records: int = 12) -> None:
     """The command in a process of its own."""
-    job = job_of(new_environment(folder), Lake(new_environment(folder)))
-    run.erase(job, Publisher(job.lake, job.stream), ORDER)
+    job = job_in(folder, records)
+    run.erase(job, Publisher(job.lake, job.stream), order)
 
 
 def maintain_later(folder: Path) -> None:
     """Maintenance three days later, in a process of its own."""
-    maintain(
-        job_of(new_environment(folder), Lake(new_environment(folder))),
-        datetime.now(UTC) + timedelta(days=3),
-    )
+    maintain(job_in(folder), datetime.now(UTC) + timedelta(days=3))
 
 
 @pytest.fixture
@@ -90,9 +90,7 @@ def stored_bytes(folder: Path) -> set[bytes]:
 
 
 @pytest.mark.parametrize("at_once", [1, 32])
-def test_erased_records_leave_the_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_the_archive_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(rows, "FILES_A_COMMIT", at_once)
     people = People(tmp_path, archive=True)
     assert people.archived == ARCHIVED
@@ -119,17 +117,15 @@ def test_files_archived_meanwhile_too(tmp_path: Path, monkeypatch: pytest.Monkey
         found = search(job, table, files, *of)
         searched.append(len(files))
         if len(searched) == 1:
-            people.archive(
-                [8, 9], {8: b'{"id": "anna", "late": 1}', 9: b'{"id": "bert", "late": 1}'}
-            )
+            late = {8: b'{"id": "anna", "late": 1}', 9: b'{"id": "bert", "late": 1}'}
+            people.archive([8, 9], late)
         return found
 
     monkeypatch.setattr(letters, "archived_places", meanwhile)
     people.erase()
     assert searched[:2] == [2, 1]
-    assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {
-        9: b'{"id": "bert", "late": 1}'
-    }
+    kept = {o: ARCHIVED[o] for o in (1, 3, 5)}
+    assert people.archived == kept | {9: b'{"id": "bert", "late": 1}'}
 
 
 def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_path: Path) -> None:
@@ -179,9 +175,7 @@ def test_an_hour_may_have_many_files(people: People, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(rows, "ATTEMPTS", 2)
     done = people.erase()
     assert (done.removed.rows, done.removed.files) == (4, 3)
-    assert "anna" not in {
-        name for branch in ("speed", "batch", "main") for name in people.names(branch)
-    }
+    assert not [b for b in ("speed", "batch", "main") if "anna" in people.names(b)]
 
 
 FORMER = (Step.ERASE_FORMER_FOUND, Step.ERASE_FORMER_RECORDED)
@@ -214,11 +208,6 @@ def test_a_killed_erasure_is_continued(people: People, step: Step, tmp_path: Pat
     assert sum(e["rows"] for e in erased) == 4 and sum(e["dead"] for e in erased) == 2
 
 
-def erase_again_in(folder: Path) -> None:
-    job = job_of(new_environment(folder), Lake(new_environment(folder)), records=16)
-    run.erase(job, Publisher(job.lake, job.stream), replace(ORDER, again=True))
-
-
 AGAIN = (Step.ERASE_REQUESTED, Step.ERASE_RECORDED, Step.ERASE_PUBLISHED, Step.ERASE_FOUND_NOTHING)
 
 
@@ -226,8 +215,9 @@ AGAIN = (Step.ERASE_REQUESTED, Step.ERASE_RECORDED, Step.ERASE_PUBLISHED, Step.E
 def test_a_killed_request_again_is_continued(people: People, step: Step) -> None:
     people.erase()
     people._speed([(NEXT, 12 + o) for o in range(4)], 16, None)
-    kill_at(step.label, erase_again_in, people.lake.folder)
-    erase_again_in(people.lake.folder)
+    again = (people.lake.folder, replace(ORDER, again=True), 16)
+    kill_at(step.label, erase_in, *again)
+    erase_in(*again)
     # It is the second request, not a third one.
     done = [one.done is not None for one in people.lake.state().erasures.all]
     assert (done, people.names("main").count("anna")) == ([True, True], 0)
@@ -240,24 +230,18 @@ def expire_with_a_tag(people: People) -> None:
     table = people.lake.table()
     table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
     state = people.lake.state()
-    expired = plan_expire(
-        state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC)
-    )
+    now = datetime.now(UTC)
+    expired = plan_expire(state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), now)
     people.lake.land(expired, state)
 
 
 OF_FORMER = run.ErasureRequest("n", frozenset({"0"}), "case 4711", timedelta(days=2))
 
 
-def erase_former_in(folder: Path) -> None:
-    job = job_of(new_environment(folder), Lake(new_environment(folder)))
-    run.erase(job, Publisher(job.lake, job.stream), OF_FORMER)
-
-
 @pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in FORMER])
 def test_a_killed_erasure_names_files_of_former_snapshots(people: People, step: Step) -> None:
     expire_with_a_tag(people)
-    kill_at(step.label, erase_former_in, people.lake.folder)
+    kill_at(step.label, erase_in, people.lake.folder, OF_FORMER)
     done = people.erase(OF_FORMER)
     assert done.erasure.done is not None
     [status] = read_statuses(people.job, datetime.now(UTC))
@@ -274,10 +258,8 @@ def test_the_status_names_what_still_has_erased_records(people: People) -> None:
     assert status.by is not None and status.by.why == "case 4711"
     assert not status.is_certificate
     assert [holder.name for holder in status.holders] == ["former snapshots", "former snapshots"]
-    assert any(
-        "replaced files are stored; referred to by former snapshots until" in line
-        for line in status.left
-    )
+    left = "replaced files are stored; referred to by former snapshots until"
+    assert any(left in line for line in status.left)
     for path in people.lake.folder.rglob("*.parquet"):
         if any(str(path).endswith(Path(p).name) for p in _replaced(people)):
             path.unlink()
@@ -287,15 +269,13 @@ def test_the_status_names_what_still_has_erased_records(people: People) -> None:
 
 
 def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
-    """The hazard: a tag without an end, former snapshots of the last day, and files younger than
-    three days."""
+    """The hazard: a tag without an end, day-old snapshots, files younger than three days."""
     table = people.lake.table()
     table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
     people.erase(replace(ORDER, until=timedelta(days=2)))
     [status] = read_statuses(people.job, datetime.now(UTC))
-    assert {(holder.name, holder.until) for holder in status.holders} > {
-        ("tag audit", status.until)
-    }
+    held = {(holder.name, holder.until) for holder in status.holders}
+    assert held > {("tag audit", status.until)}
     maintain(people.job, datetime.now(UTC) + timedelta(days=1, hours=23))
     assert "audit" in people.lake.table().metadata.refs
     assert any(b"anna" in path.read_bytes() for path in people.lake.folder.rglob("*.parquet"))
@@ -310,9 +290,8 @@ def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
 
 def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     table = people.lake.table()
-    table.manage_snapshots().create_branch(
-        table.metadata.refs["main"].snapshot_id, "theirs"
-    ).commit()
+    main = table.metadata.refs["main"].snapshot_id
+    table.manage_snapshots().create_branch(main, "theirs").commit()
     people.erase(replace(ORDER, until=timedelta(0)))
     later = datetime.now(UTC) + timedelta(days=3)
     maintain(people.job, later)
@@ -331,9 +310,8 @@ def test_a_branch_set_back_is_named_and_searched_again(people: People) -> None:
     account = people.account(FIRST)
     people.lake.set_back("batch", before)
     [status] = read_statuses(people.job, datetime.now(UTC))
-    assert status.left[0].startswith(
-        "branch batch of games.events was set back and has 1 replaced files again: run"
-    )
+    found = "branch batch of games.events was set back and has 1 replaced files again: run"
+    assert status.left[0].startswith(found)
     done = people.erase()
     assert (done.removed.rows, people.names("batch").count("anna")) == (2, 0)
     assert people.names("main").count("anna") == 0
@@ -346,16 +324,14 @@ def test_a_branch_set_back_is_named_and_searched_again(people: People) -> None:
 def test_a_branch_moved_since_is_named(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
     table = people.lake.table()
-    table.manage_snapshots().create_branch(
-        table.metadata.refs["main"].snapshot_id, "theirs"
-    ).commit()
+    main = table.metadata.refs["main"].snapshot_id
+    table.manage_snapshots().create_branch(main, "theirs").commit()
     people.erase(replace(ORDER, until=timedelta(0)))
     table, before = people.lake.table(), people.lake.state().erasures.changed
     transaction = Transaction(table)
     transaction.update_snapshot(branch="theirs").fast_append().commit()
-    people.lake.lake.catalog.commit_table(
-        table, tuple(transaction._requirements), tuple(transaction._updates)
-    )
+    updates = tuple(transaction._updates)
+    people.lake.lake.catalog.commit_table(table, tuple(transaction._requirements), updates)
     moved = people.lake.table().metadata.refs["theirs"].snapshot_id
     made = people.lake.table().snapshot_by_id(moved)
     assert made is not None and before is not None and made.timestamp_ms > before.timestamp() * 1000
@@ -400,10 +376,8 @@ def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -
     with pytest.raises(ConfigurationError, match=r"for column n, found 'x' and 1 others"):
         scan(people.job, Values.of("n", {"x", "y", "8"}))
     assert people.lake.state().erasures == Erasures()
-    assert (
-        people.erase(run.ErasureRequest("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows
-        == 2
-    )
+    done = people.erase(run.ErasureRequest("n", frozenset({"8", "-8", "0"}), "case 4711"))
+    assert done.removed.rows == 2
 
 
 def test_records_that_arrived_since_are_erased_by_a_request_again(people: People) -> None:
@@ -420,10 +394,8 @@ def test_records_that_arrived_since_are_erased_by_a_request_again(people: People
     assert second.erasure.id != first.erasure.id
     # The newer request is now the one that continues.
     assert run.erase(job, publisher, ORDER).erasure.id == second.erasure.id
-    assert {status.id for status in read_statuses(job, datetime.now(UTC))} == {
-        first.erasure.id,
-        second.erasure.id,
-    }
+    ids = {status.id for status in read_statuses(job, datetime.now(UTC))}
+    assert ids == {first.erasure.id, second.erasure.id}
 
 
 def test_an_erasure_that_is_not_done_goes_on_under_a_new_key(people: People) -> None:
@@ -458,18 +430,11 @@ def test_records_of_open_transactions_were_accepted_before_the_request(people: P
 
 
 def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> None:
-    waiting = new_state(
-        Timeline(FIRST, FIRST, {}), position=Position("", {}), erasures=Erasures((ONE,))
-    )
+    opened, before = Timeline(FIRST, FIRST, {}), Position("", {})
+    waiting = new_state(opened, position=before, erasures=Erasures((ONE,)))
     assert not erasure.is_read(waiting, ONE)
-    over = replace(ONE, done=NOW)
-    later = NOW + timedelta(days=31)
-    assert (
-        erasure.plan_forget(
-            replace(waiting, erasures=Erasures((over,))), {0: 9}, {"e"}, "id", later
-        )
-        is None
-    )
+    over = replace(waiting, erasures=Erasures((replace(ONE, done=NOW),)))
+    assert erasure.plan_forget(over, {0: 9}, {"e"}, "id", NOW + timedelta(days=31)) is None
     assert erasure.is_read(replace(waiting, position=Position("t", {0: 10})), ONE)
     assert erasure.is_read(replace(waiting, position=Position("u", {})), ONE)
 
@@ -497,8 +462,7 @@ def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
 
 
 def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -> None:
-    """The hazard: a compaction replaced the only file with the values, and its snapshots have
-    expired."""
+    """The hazard: a compaction replaced the only file with the values; its snapshots expired."""
     source = people.files("main")[0]
     source.with_name("compacted-before.parquet").write_bytes(source.read_bytes())
     assert people.erase(replace(ORDER, values=frozenset({"nobody"}))).removed == Found()
@@ -533,21 +497,16 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert people.lake.state().heads == heads
 
 
-def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
-    heads = people.lake.state().heads
-    found = run.find(people.job, ORDER)
-    assert (found.rows, found.dead, found.hours) == (4, 2, (FIRST, NEXT))
-    assert people.lake.state().heads == heads
-    assert run.find(people.job, replace(ORDER, values=frozenset({"dora"}))) == Found()
-
-
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: people.job)
     values = tmp_path / "values.txt"
     # An editor on Windows writes this.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
+    heads = people.lake.state().heads
+    assert run.find(people.job, replace(ORDER, values=frozenset({"dora"}))) == Found()
     assert "would erase 4 rows and 2 dead letters of 2 hours" in said(*given, "--dry-run")
+    assert people.lake.state().heads == heads
     assert "removed 4 rows and 2 dead letters" in said(*given)
     found = said("erasures", "events", "--verify", expect=1)
     assert "a scan of every branch found 0 rows" in found
@@ -565,10 +524,9 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
     left_out = load_filter(job.environment, job.stream, job.ledger, state, "t", ranges)
     first, second = left_out
     assert (first.places, second.places) == ({(0, 4), (0, 6)}, frozenset())
-    assert [
-        (v.column, v.ranges, v.matches("anna"), v.matches("bert"))
-        for v in (*first.values, *second.values)
-    ] == [("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False)]
+    values = (*first.values, *second.values)
+    found = [(v.column, v.ranges, v.matches("anna"), v.matches("bert")) for v in values]
+    assert found == [("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False)]
     # A micro-batch of later records is staged as ever.
     found = load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})
     assert found == ()
@@ -583,9 +541,8 @@ def test_a_key_that_is_missing(people: People) -> None:
     with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.key`"):
         load_filter(changed, job.stream, job.ledger, state, "t", ranges)
     assert job.environment.erasure is not None
-    both = changed.model_copy(
-        update={"erasure": ErasureKeys(key=(key, *job.environment.erasure.key))}
-    )
+    keys = ErasureKeys(key=(key, *job.environment.erasure.key))
+    both = changed.model_copy(update={"erasure": keys})
     left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
     assert left_out[0].values[0].matches("anna")
 
@@ -596,9 +553,8 @@ def made_of(job: Job, source: object, secret: str | None = None) -> Job:
     select = parse_select([{"id": source}, "n"], fields)
     stream = job.stream.model_copy(update={"select": select, "fields": fields})
     masking = Masking(secret=SecretStr(secret)) if secret is not None else Masking()
-    return replace(
-        job, stream=stream, environment=job.environment.model_copy(update={"masking": masking})
-    )
+    environment = job.environment.model_copy(update={"masking": masking})
+    return replace(job, stream=stream, environment=environment)
 
 
 def test_another_source_of_the_column_brings_no_erased_record_back(people: People) -> None:
@@ -645,9 +601,8 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
     one = people.erase().erasure
     job = replace(people.job, kafka=Starts(log={0: [0] * 12}, start=start).adapter)
     later = datetime.now(UTC) + timedelta(days=days)
-    forgotten = end.forget(
-        job, Publisher(job.lake, job.stream), {one.id} if is_finished else (), later
-    )
+    publisher, done = Publisher(job.lake, job.stream), {one.id} if is_finished else set()
+    forgotten = end.forget(job, publisher, done, later)
     assert (forgotten, people.lake.state().erasures.of(one.id) is None) == (int(is_over), is_over)
 
 
@@ -657,9 +612,8 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
 def test_an_erasure_is_kept_with_the_archive(people: People, hour: str, is_over: bool) -> None:
     """A record whose bytes show no value would be a row again, from the archive."""
     state, one = people.lake.state(), people.erase().erasure
-    state = replace(
-        people.lake.state(), accepted=state.accepted | {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))}
-    )
+    accepted = {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))}
+    state = replace(people.lake.state(), accepted=people.lake.state().accepted | accepted)
     plan = partial(erasure.plan_forget, state, {0: 12}, {one.id}, "id", NOW + timedelta(days=400))
     assert plan() is not None
     assert (plan([hour]) is not None) == is_over
@@ -694,11 +648,8 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
     publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
     lake.land(publish)
     job = job_of(lake.environment, lake.lake, records=0)
-    done = run.erase(
-        job,
-        Publisher(job.lake, job.stream),
-        run.ErasureRequest("id", frozenset({"7-0"}), "case 4711"),
-    )
+    order = run.ErasureRequest("id", frozenset({"7-0"}), "case 4711")
+    done = run.erase(job, Publisher(job.lake, job.stream), order)
     assert (done.removed.rows, done.removed.dead, done.left) == (1, 1, None)
     assert lake.rows("main") == [(FIRST, 0, 0)] and not lake.dead("speed")
 

@@ -1,5 +1,4 @@
-"""Erasures and holds: a request is refused while held hours have such records, and the later of two
-does not undo the earlier."""
+"""Erasures and holds: neither undoes the other, whichever comes first."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,8 +55,7 @@ def test_dead_letters_of_held_hours_are_not_erased(people: People) -> None:
 
 
 def test_archived_records_of_held_hours_are_not_erased(tmp_path: Path) -> None:
-    """The refusal covers records found only by a word of the archived record and records found by
-    their rows."""
+    """The refusal covers records found by a word of the archive alone, and those of rows."""
     people = People(tmp_path, archive=True)
     hold_in(people, FIRST)
     with pytest.raises(Refused, match=f"found some of hour {FIRST}"):
@@ -87,10 +85,8 @@ def test_an_operator_erases_in_spite_of_a_hold(people: People) -> None:
     done = people.erase(replace(ORDER, in_spite="order of the court"))
     assert (done.removed.rows, done.left) == (4, None)
     acts = [(act.act, act.why) for act in act_records(people.lake.ledger.acts())]
-    assert acts == [
-        ("hold", "case 7"),
-        ("erase", "case 4711; although hours are kept: order of the court"),
-    ]
+    why = "case 4711; although hours are kept: order of the court"
+    assert acts == [("hold", "case 7"), ("erase", why)]
     # The same command finds nothing to do; a request again is one of its own.
     assert people.erase().was_done
     people._speed([(NEXT, 12)], 13, None)
@@ -135,25 +131,17 @@ def test_the_commands(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path:
     values = tmp_path / "values"
     values.write_text("anna\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
-    said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
-    assert (
-        f"1 of these hours are kept by operators, {FIRST} to {FIRST}: refused without "
-        "--in-spite-of-hold TEXT" in said
-    )
+
+    def output(*arguments: str) -> str:
+        return CliRunner().invoke(main, arguments, catch_exceptions=False).output
+
+    kept = f"1 of these hours are kept by operators, {FIRST} to {FIRST}: refused without "
+    assert f"{kept}--in-spite-of-hold TEXT" in output(*given, "--dry-run")
     refused = CliRunner().invoke(main, given)
     assert (refused.exit_code, f"found some of hour {FIRST}" in refused.output) == (1, True)
-    run._record_request(
-        people.job, publisher_of(people), replace(ORDER, in_spite="yes", until=timedelta(0))
-    )
-    held = (
-        CliRunner()
-        .invoke(main, ["hold", "events", NEXT, "--why", "case 8"], catch_exceptions=False)
-        .output
-    )
-    assert "was requested before and is not done: these hours lose its records" in held
-    said = (
-        CliRunner()
-        .invoke(main, [*given, "--in-spite-of-hold", "yes"], catch_exceptions=False)
-        .output
-    )
-    assert "removed 4 rows and 2 dead letters of 2 hours" in said
+    order = replace(ORDER, in_spite="yes", until=timedelta(0))
+    run._record_request(people.job, publisher_of(people), order)
+    expected = "was requested before and is not done: these hours lose its records"
+    assert expected in output("hold", "events", NEXT, "--why", "case 8")
+    expected = "removed 4 rows and 2 dead letters of 2 hours"
+    assert expected in output(*given, "--in-spite-of-hold", "yes")

@@ -1,5 +1,4 @@
-"""Partials of views that were computed from erased rows leave with the rows; no certificate
-overlooks them."""
+"""Partials of views of erased rows leave with the rows; no certificate overlooks them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -77,16 +76,12 @@ def test_a_fill_of_rows_from_before_an_erasure_withholds_the_certificate(people:
     later = datetime.now(UTC) + timedelta(days=3)
     [status] = read_statuses(job_of(people), later)
     [why] = [line for line in status.left if "partials" in line]
-    assert why.startswith(
-        f"view names has partials of 1 hours that were computed from former rows, {FIRST} is the"
-    )
+    found = "view names has partials of 1 hours that were computed from former rows, "
+    assert why.startswith(f"{found}{FIRST} is the")
     maintain(job_of(people), later)
     assert names(people) == []
     maintain(job_of(people), later + timedelta(days=2))
     [status] = read_statuses(job_of(people), later + timedelta(days=2))
     assert status.left == [] and status.is_certificate
-    assert not [
-        path
-        for path in local_path(lake.load(TABLE).location()).rglob("*.parquet")
-        if b"anna" in path.read_bytes()
-    ]
+    files = local_path(lake.load(TABLE).location()).rglob("*.parquet")
+    assert not [path for path in files if b"anna" in path.read_bytes()]

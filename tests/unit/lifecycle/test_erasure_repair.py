@@ -1,5 +1,4 @@
-"""The ledger is dropped or set back while an erasure is recorded: the layers stop, no certificate is
-given, and the same command repairs it."""
+"""The ledger is lost or set back during an erasure: all stops, and the same command repairs it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,11 +44,9 @@ def set_back_to(decision: str) -> Callable[[People], None]:
     def set_back(people: People) -> None:
         name = people.lake.stream.hours_table
         table = people.lake.lake.load(name)
-        wanted = next(
-            s.snapshot_id
-            for s in table.snapshots()
-            if decision in table.scan(snapshot_id=s.snapshot_id).to_arrow()["decision"].to_pylist()
-        )
+        ids = [s.snapshot_id for s in table.snapshots()]
+        decisions = (table.scan(snapshot_id=id).to_arrow()["decision"].to_pylist() for id in ids)
+        wanted = next(id for id, found in zip(ids, decisions, strict=True) if decision in found)
         people.lake.set_back("main", wanted, name)
 
     return set_back
@@ -96,9 +93,7 @@ def test_the_command_repairs_a_lost_erasure(people: People, lose: Callable[[Peop
     assert people.lake.state().heads == heads
 
 
-def test_the_command_of_the_run_book_repairs_it(
-    people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_run_book_repairs(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     erase_and(people, drop)
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: people.job)
     values = tmp_path / "values.txt"

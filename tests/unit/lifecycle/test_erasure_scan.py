@@ -1,5 +1,4 @@
-"""The scan of every byte for erased values: it finds them wherever they are, and nothing once a
-deadline has ended."""
+"""The scan of every byte for erased values finds them anywhere, and none after a deadline."""
 
 import json
 from dataclasses import replace
@@ -35,9 +34,8 @@ def found(people: People) -> dict[str, set[str]]:
     """Return the places where the scan finds the person, by table."""
     places: dict[str, set[str]] = {}
     for hit in scan(people.job, ANNA, [b"annabel"]).hits:
-        places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(
-            hit.where
-        )
+        table = hit.path.split("/warehouse/games/")[1].split("/")[0]
+        places.setdefault(table, set()).add(hit.where)
     return places
 
 
@@ -134,13 +132,10 @@ def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People)
     lake, text = people.lake.lake, json.dumps({"sample": ["anna"], "more": list(range(200))})
     packed = pack(text)
     assert packed.startswith("zlib:")
-    lake.commit(
-        people.lake.table(),
-        Commit(new_id(), {}, (), set_properties={"anabranch.of-a-test": packed}),
-    )
-    people.lake.ledger.record(
-        [ledger.decision(FIRST, "refused", 2, None, NOW, reason="id: 1 value, such as anna")]
-    )
+    commit = Commit(new_id(), {}, (), set_properties={"anabranch.of-a-test": packed})
+    lake.commit(people.lake.table(), commit)
+    why = "id: 1 value, such as anna"
+    people.lake.ledger.record([ledger.decision(FIRST, "refused", 2, None, NOW, reason=why)])
     assert found(people) == {"events": {"text"}, "events_hours": {"column reason"}}
 
 
@@ -148,13 +143,8 @@ def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
     long = "anna-0123456789-and-more"
     look = ValueSearch(people.lake.table().schema(), Values.of("id", {long, "carl"}), is_rows=True)
     # Lower bounds are a part of the value, upper ones end with the next character.
-    for bound, is_hit in (
-        (long[:16], True),
-        (long[:15] + "b", True),
-        ("carl", True),
-        ("car", False),
-        (long[:9], False),
-    ):
+    bounds = ((long[:16], True), (long[:15] + "b", True), ("carl", True), ("car", False))
+    for bound, is_hit in (*bounds, (long[:9], False)):
         assert look._is_bound_of_value(bound) == is_hit
 
 

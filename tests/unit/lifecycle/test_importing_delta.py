@@ -1,5 +1,4 @@
-"""Import of a Delta table: the files and values of one version, as delta-rs reads it, or a refusal
-with the reason."""
+"""Import of a Delta table: files and values of a version as delta-rs reads it, or a refusal."""
 
 import json
 import shutil
@@ -44,8 +43,7 @@ def rows_of(rows: Iterable[tuple[str, int, str]]) -> pa.Table:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """A stream, and a Delta table in the folder `source` whose version 0 has a row of each of two
-    hours."""
+    """A stream, and a Delta table in `source` whose version 0 has a row of each of two hours."""
     lake = stream_that_reads(tmp_path)
     write_deltalake(source(lake), rows_of([("a", 1, OLDEST), ("b", 2, LAST)]))
     return lake
@@ -57,9 +55,8 @@ def source(lake: StreamLake) -> str:
 
 def import_in(lake: StreamLake, first: str = OLDEST, **order: Any) -> run.Imported:
     job = job_of(lake.folder)
-    return run.run(
-        job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), first, **order)
-    )
+    request = run.ImportRequest(source(lake), first, **order)
+    return run.run(job, Publisher(job.lake, job.stream), request)
 
 
 def planned(lake: StreamLake, **order: Any) -> run.ImportPlan:
@@ -81,15 +78,15 @@ def change_log(folder: str, version: int, change: Change) -> None:
 
 
 def set_protocol(*features: str, **configuration: str) -> Change:
+    said = {f"delta.{k.replace('_', '.')}": v for k, v in configuration.items()}
+
     def change(actions: Actions) -> None:
         for action in actions:
             if "protocol" in action:
                 both = {"readerFeatures": list(features), "writerFeatures": list(features)}
                 action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **both}
             if "metaData" in action:
-                action["metaData"]["configuration"] = {
-                    f"delta.{k.replace('_', '.')}": v for k, v in configuration.items()
-                }
+                action["metaData"]["configuration"] = said
 
     return change
 
@@ -97,9 +94,8 @@ def set_protocol(*features: str, **configuration: str) -> Change:
 def set_add(**values: Any) -> Change:
     def change(actions: Actions) -> None:
         for action in actions:
-            action.get("add", {}).update(
-                {key: value for key, value in values.items() if "add" in action}
-            )
+            if "add" in action:
+                action["add"].update(values)
 
     return change
 
@@ -120,9 +116,8 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
         "at": pa.array([at, None, at], pa.timestamp("us", "UTC")), "yes": [True, False, None],
     }  # fmt: skip
     for name, column in values.items():
-        rows = rows.append_column(
-            name, [column] if isinstance(column, pa.Array) else pa.chunked_array([column])
-        )
+        values = [column] if isinstance(column, pa.Array) else pa.chunked_array([column])
+        rows = rows.append_column(name, values)
     write_deltalake(source(lake), rows, partition_by=["n", *values])
     file = next((tmp_path / "source").rglob("*.parquet"))
     assert pq.read_schema(file).names == ["id", "timestamp"]
@@ -131,13 +126,8 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
     done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), OLDEST))
     assert (done.good, done.plan.files) == (3, 3)
     names = [column.name for column in stream.columns]
-    found = (
-        lake.table()
-        .scan(row_filter=f"ingest_hour = '{OLDEST}'")
-        .to_arrow()
-        .select(names)
-        .to_pylist()
-    )
+    of_oldest = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow()
+    found = of_oldest.select(names).to_pylist()
     by_delta = DeltaTable(source(lake)).to_pyarrow_table().select(names).to_pylist()
     assert sorted(found, key=lambda r: r["id"]) == sorted(by_delta, key=lambda r: r["id"])
     assert {row["word"] for row in found} == {*WORDS}
@@ -152,17 +142,11 @@ def test_only_the_files_of_a_version_count(lake: StreamLake) -> None:
     plan = planned(lake)
     assert (plan.version, plan.files, plan.rows) == (5, 2, 6)
     assert plan.notes[0].endswith("source, version 5")
-    assert [(p.files, p.rows) for p in (planned(lake, version=v) for v in (0, 3, 4))] == [
-        (1, 2),
-        (4, 5),
-        (1, 5),
-    ]
+    expected = [(1, 2), (4, 5), (1, 5)]
+    assert [(p.files, p.rows) for p in (planned(lake, version=v) for v in (0, 3, 4))] == expected
     import_in(lake, version=3)
-    assert ids(lake, "main") == {
-        OLDEST: ["a"],
-        LAST: ["b", "c0", "c1", "c2"],
-        FIRST: ["0-0", "0-1"],
-    }
+    wanted = {OLDEST: ["a"], LAST: ["b", "c0", "c1", "c2"], FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "main") == wanted
 
 
 def test_a_version_is_read_from_a_checkpoint_alone(lake: StreamLake) -> None:
@@ -200,20 +184,14 @@ def test_a_checkpoint_with_sidecars_is_read(lake: StreamLake) -> None:
 
 def test_a_later_run_goes_on_with_the_version_of_the_first(lake: StreamLake) -> None:
     import_in(lake, LAST)
-    write_deltalake(
-        source(lake),
-        rows_of([("a", 1, OLDEST), ("c", 3, OLDEST), ("b", 2, LAST)]),
-        mode="overwrite",
-    )
+    rows = rows_of([("a", 1, OLDEST), ("c", 3, OLDEST), ("b", 2, LAST)])
+    write_deltalake(source(lake), rows, mode="overwrite")
     assert planned(lake).version == 0
     import_in(lake)
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b"], FIRST: ["0-0", "0-1"]}
     rows = ledger.newest(lake.ledger.history())
-    assert [row.imported["version"] for row in rows.values() if row.imported is not None] == [
-        0,
-        0,
-        0,
-    ]
+    shown = [row.imported["version"] for row in rows.values() if row.imported is not None]
+    assert shown == [0, 0, 0]
     found = f"hour {OLDEST}: expected the 1 rows that it was imported with .*, found 2"
     with pytest.raises(Refused, match=found):
         import_in(lake, version=1)
@@ -237,9 +215,8 @@ def test_files_of_another_table_are_read_where_they_are(lake: StreamLake) -> Non
 def test_a_version_that_vacuum_has_made_incomplete_is_refused(lake: StreamLake) -> None:
     write_deltalake(source(lake), rows_of([("d", 4, LAST)]), mode="overwrite")
     DeltaTable(source(lake)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    refuse(
-        r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM", lake, version=0
-    )
+    found = r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM"
+    refuse(found, lake, version=0)
     assert planned(lake).rows == 1
     [file] = Path(source(lake)).glob("*.parquet")
     file.write_bytes(file.read_bytes() + b"x")
@@ -283,9 +260,8 @@ INLINE = {
 def test_deletion_vectors_are_refused(lake: StreamLake, vector: dict[str, Any]) -> None:
     change_log(source(lake), 0, set_protocol("deletionVectors", enableDeletionVectors="true"))
     assert planned(lake).rows == 2
-    change_log(
-        source(lake), 0, set_add(deletionVector={**vector, "sizeInBytes": 40, "cardinality": 6})
-    )
+    vector = {**vector, "sizeInBytes": 40, "cardinality": 6}
+    change_log(source(lake), 0, set_add(deletionVector=vector))
     refuse(r"without deletion vectors, found .*; run REORG TABLE … APPLY \(PURGE\) on it", lake)
 
 
@@ -299,11 +275,9 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
             if "metaData" in action:
                 schema = json.loads(action["metaData"]["schemaString"])
                 for number, field in enumerate(schema["fields"], 1):
-                    physical = {
-                        "delta.columnMapping.id": number,
-                        "delta.columnMapping.physicalName": field["name"],
-                    }
-                    field["metadata"] = physical
+                    physical = {"id": number, "physicalName": field["name"]}
+                    named = {f"delta.columnMapping.{k}": v for k, v in physical.items()}
+                    field["metadata"] = named
                 action["metaData"]["schemaString"] = json.dumps(schema)
 
     change_log(source(lake), 0, map_columns)
@@ -344,11 +318,8 @@ def test_the_missing_extra_is_named(lake: StreamLake, monkeypatch: pytest.Monkey
 
 def test_a_version_of_another_source_is_refused(lake: StreamLake) -> None:
     shutil.rmtree(Path(source(lake), "_delta_log"))
-    refuse(
-        "expected a Delta table, of which --version 1 is one, found a folder without",
-        lake,
-        version=1,
-    )
+    found = "expected a Delta table, of which --version 1 is one, found a folder without"
+    refuse(found, lake, version=1)
 
 
 def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_behind_it() -> None:
@@ -358,12 +329,8 @@ def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_beh
     def parts(version: int, *numbers: int) -> list[str]:
         return [f"{version:020}.checkpoint.{n:010}.{2:010}.parquet" for n in numbers]
 
-    others = [
-        "_last_checkpoint",
-        f"{3:020}.crc",
-        f"{1:020}.{2:020}.compacted.json",
-        "_sidecars/a.parquet",
-    ]
+    others = ["_last_checkpoint", f"{3:020}.crc", f"{1:020}.{2:020}.compacted.json"]
+    others.append("_sidecars/a.parquet")
     names = [*commits(1, 2, 3, 4, 5), *others, *parts(2, 1, 2), *parts(4, 1)]
     # That of version 4 was not written to its end.
     assert plan_log(names, None, "s3://a") == (5, [*parts(2, 1, 2), *commits(2, 3, 4, 5)])
@@ -381,9 +348,8 @@ def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_beh
 
 def test_timestamps_of_int96_are_read_to_the_end_of_the_calendar(lake: StreamLake) -> None:
     path = lake.folder / "old.parquet"
-    times = pa.array(
-        [datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)], pa.timestamp("us", "UTC")
-    )
+    last = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    times = pa.array([last], pa.timestamp("us", "UTC"))
     pq.write_table(pa.table({"t": times}), path, use_deprecated_int96_timestamps=True)
     read = open_parquet(lake.table().io, str(path)).read()["t"]
     assert read.cast(pa.timestamp("us", "UTC")).to_pylist() == times.to_pylist()

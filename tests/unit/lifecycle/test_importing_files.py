@@ -49,12 +49,11 @@ def parts(path: Path, form: str | None = None, stream: Any = STREAM) -> list[Par
 
 
 def read(path: Path, columns: Iterable[str] = NAMES, **given: Any) -> list[dict[str, Any]]:
-    return [
-        row
-        for part in parts(path, **given)
+    batches = (
+        batch for part in parts(path, **given)
         for batch in part.iter_batches(2, [c for c in columns if c in part.schema_arrow.names])
-        for row in batch.to_pylist()
-    ]
+    )  # fmt: skip
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def lines(path: Path, content: bytes, columns: Iterable[str] = NAMES) -> list[dict[str, Any]]:
@@ -166,9 +165,7 @@ def test_csv_is_read_by_its_header(tmp_path: Path) -> None:
         read(path, stream=FLAT_STREAM)
 
 
-def test_a_stray_quote_ends_the_import_of_a_large_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stray_quote_ends_a_large_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In linear time, and before the rest of the file is in memory."""
     path, found = tmp_path / "a.csv", r"a\.csv: line 3: .*found a quote that is not closed"
     path.write_bytes(b'id,n\na,1\n"b,2\n' + b"c,3\n" * 200_000)

@@ -1,5 +1,4 @@
-"""Takeover: what another program's metadata states, its columns with Kafka's places, and a file sink
-whose log is damaged or gone."""
+"""Takeover: another program's metadata and columns of places, a file sink without a whole log."""
 
 import json
 from collections.abc import Sequence
@@ -109,10 +108,8 @@ def test_an_import_refuses_a_log_that_a_takeover_reads_past(lake: StreamLake) ->
 
 def test_offsets_that_neither_has_are_counted(lake: StreamLake) -> None:
     with_places(lake.folder / "source/a.parquet", PLACES[:2])
-    assert (
-        "2 offsets between the last row and the first record"
-        in take_over(lake.folder).plan.notes[-1]
-    )
+    expected = "2 offsets between the last row and the first record"
+    assert expected in take_over(lake.folder).plan.notes[-1]
 
 
 def nested(rows: pa.Table) -> dict[str, Any]:

@@ -90,9 +90,8 @@ def deliver(lake: StreamLake, hour: str) -> None:
 
 def accept_without_a_duplicate(lake: StreamLake) -> None:
     state, cut = lake.state(), Cut("t", {0: (0, 2)})
-    row = ledger.decision(
-        FIRST, "accepted", 1, cut, NOW, served="batch", account=HourAccount(duplicate=1)
-    )
+    account = HourAccount(duplicate=1)
+    row = ledger.decision(FIRST, "accepted", 1, cut, NOW, served="batch", account=account)
     timeline = replace(state.timeline, open=shift(FIRST, 1), start={0: 2})
     staged = lake.stage([(FIRST, 0, 0)])
     lake.publish(lake.accept(staged, FIRST, Accepted(1, cut), decisions=(row,), timeline=timeline))
@@ -145,9 +144,8 @@ def test_a_consumer_loses_hours_and_gets_them_again(lake: StreamLake) -> None:
     token = Token.decode(list(poll(job, Token("events")))[-1].token)
     undo_in(lake.folder)
     gone = list(poll(job, token))
-    assert [(c.hour, c.kind, c.revision, c.rows) for c in gone] == [
-        (hour, "replaced", 2, 0) for hour in hours_between(OLDEST, FIRST)
-    ]
+    found = [(c.hour, c.kind, c.revision, c.rows) for c in gone]
+    assert found == [(hour, "replaced", 2, 0) for hour in hours_between(OLDEST, FIRST)]
     # Each place that may have been sent is cleared.
     hour = open_hour(job, gone[0])
     assert hour is not None

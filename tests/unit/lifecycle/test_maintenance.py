@@ -61,8 +61,7 @@ SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hours 0 and 1 accepted nine days ago, hour 2 sealed and waiting, hour 3 open; a dead letter
-    in hour 0."""
+    """Hours 0 and 1 accepted nine days ago, 2 sealed, 3 open; a dead letter in hour 0."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
     letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
@@ -77,9 +76,8 @@ def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
     timeline = lake.state().timeline
     rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
     row = ledger.decision(H[i], "accepted", 1, CUTS[i], at, served="batch")
-    publish = lake.accept(
-        lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,)
-    )
+    accepted, rows = Accepted(1, CUTS[i]), lake.stage(SPEED[i])
+    publish = lake.accept(rows, H[i], accepted, timeline=rest, decisions=(row,))
     lake.land(publish)
     lake.ledger.record([row])
 
@@ -111,12 +109,6 @@ def all_readable(lake: StreamLake) -> bool:
     names = (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
     named = {path for name in names for path in references(lake.lake.load(name))}
     return {path.removeprefix("file://") for path in named} <= files(lake)
-
-
-def manifests_of_heads(lake: StreamLake) -> set[str]:
-    table = lake.table()
-    snapshots = [table.metadata.snapshot_by_id(id) for id in lake.state().heads.values()]
-    return {m.manifest_path for s in snapshots if s is not None for m in s.manifests(table.io)}
 
 
 def orphan(lake: StreamLake) -> Staged:
@@ -159,9 +151,8 @@ def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -
     assert all_readable(lake)
     assert {b: lake.rows(b) for b in ("main", "batch")} == rows
     assert lake.table().scan(snapshot_id=tag.snapshot_id).to_arrow().num_rows == 9
-    assert not any(
-        f.path.removeprefix("file://") in files(lake) for fs in done.orphans.values() for f in fs
-    )
+    deleted = {f.path.removeprefix("file://") for fs in done.orphans.values() for f in fs}
+    assert not deleted & files(lake)
     assert not any(maintain(lake).orphans.values()), "run again, it finds more"
 
 
@@ -186,8 +177,7 @@ def test_a_publisher_paused_before_an_orphan_run_is_refused(lake: StreamLake) ->
 def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_file(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, paused_at: Step
 ) -> None:
-    """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves
-    these tables' heads."""
+    """The hazard: no snapshot knows the files of a commit under way, and no head moves."""
     waiting_letters(lake)
     maintain(lake)
     paused: list[int] = []
@@ -208,14 +198,12 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
         assert (H[3], 0, 9) in lake.dead("main")
     assert paused[1:] and paused[1] > 0, "the hazard did not happen"
     assert all_readable(lake)
-    assert {r.decision_id for r in lake.ledger.history()} >= (
-        {"late"} if paused_at is Step.LEDGER_PREPARED else set()
-    )
+    late = {"late"} if paused_at is Step.LEDGER_PREPARED else set()
+    assert {r.decision_id for r in lake.ledger.history()} >= late
 
 
 def test_a_publisher_paused_before_an_orphan_run_names_no_letter(lake: StreamLake) -> None:
-    """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is
-    an orphan."""
+    """The hazard: a micro-batch of dead letters has no file of rows: none is an orphan."""
     # Nothing is left to expire, so that the head moves for the orphans alone.
     maintain(lake)
     staged, table = lake.stage_dead([(H[3], 0, 9)], "speed"), lake.stream.dead_letters_table
@@ -226,9 +214,8 @@ def test_a_publisher_paused_before_an_orphan_run_names_no_letter(lake: StreamLak
     done = maintain(lake)
     assert {f.path for f in done.orphans[table]} and not done.orphans[lake.name]
     assert not paths_of(staged) & files(lake)
-    paused = Publish(
-        new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=letters
-    )
+    changes = (Change("speed"), Change("main"))
+    paused = Publish(new_id(), changes, state.timeline, dead_letters=letters)
     assert lake.publish(paused, state) is Outcome.REFUSED
 
 
@@ -248,9 +235,8 @@ def test_staged_files_of_a_paused_publisher_are_spared(lake: StreamLake) -> None
     assert maintain(lake).speed_hours == (H[0], H[1])
     assert find_staged(lake.table(), paused.wap_id) is not None
     assert paths_of(paused) <= files(lake)
-    assert lake.publish(publish, state) is Outcome.REFUSED, (
-        "it was decided on heads that maintenance has moved"
-    )
+    # It was decided on heads that maintenance has moved.
+    assert lake.publish(publish, state) is Outcome.REFUSED
     lake.land(lake.speed(paused, {0: 10}))
     assert lake.rows("main")[-1] == (H[3], 0, 9)
     assert all_readable(lake)
@@ -267,9 +253,8 @@ def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLa
 def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: StreamLake) -> None:
     """The hazard: one location is the beginning of another, as text or as a folder."""
     location = lake.table().location()
-    assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), (
-        "the hazard did not happen"
-    )
+    letters = lake.lake.load(lake.stream.dead_letters_table)
+    assert letters.location().startswith(location), "the hazard did not happen"
     others = [
         f"{location}2", f"{location}/data/inner", f"{location}/inner", f"{location}/metadata/inner",
     ]  # fmt: skip
@@ -277,9 +262,8 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
     for i, where in enumerate(others):
         made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)
         made.append(made.scan().to_arrow())
-    mine = {
-        str(p) for w in others for p in Path(w.removeprefix("file://")).rglob("*") if p.is_file()
-    }
+    folders = [Path(w.removeprefix("file://")) for w in others]
+    mine = {str(p) for folder in folders for p in folder.rglob("*") if p.is_file()}
     left = paths_of(orphan(lake))
     age(files(lake))
     maintain(lake)
@@ -290,9 +274,7 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
 
 def place(lake: StreamLake, name: str, **properties: str) -> None:
     with lake.lake.load(name).transaction() as tx:
-        tx.set_properties(
-            {f"write.{key.replace('_', '.')}": value for key, value in properties.items()}
-        )
+        tx.set_properties({f"write.{key.replace('_', '.')}": v for key, v in properties.items()})
 
 
 @pytest.mark.parametrize("of", ["data_path", "metadata_path"])
@@ -366,9 +348,6 @@ def test_a_path_is_the_same_however_a_writer_spells_it() -> None:
     assert same_file("s3a://b/a") == same_file("s3://b/a") == "b/a"
     assert same_file("s3://b/hour=2026:03/a") == "b/hour=2026:03/a"
     assert same_file("/w/a:b") == "w/a:b"
-
-
-def test_files_of_a_table_are_on_s3_however_a_writer_spells_it() -> None:
     # Files and versions of a path that is not on S3 are looked for on the disk.
     assert bucket_and_key("s3a://b/a/data/") == bucket_and_key("s3://b/a/data/") == ("b", "a/data/")
     assert bucket_and_key("file:///s3a/a") is None and bucket_and_key("s3n://b/a") is None
@@ -379,9 +358,8 @@ def test_files_of_a_table_are_on_s3_however_a_writer_spells_it() -> None:
 
 def state_of(**values: Any) -> State:
     given: dict[str, Any] = {"accepted": {H[i]: Accepted(1, CUTS[i]) for i in range(4)}}
-    timeline = replace(
-        Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]}), **values.pop("timeline", {})
-    )
+    timeline = Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]})
+    timeline = replace(timeline, **values.pop("timeline", {}))
     return new_state(timeline, {0: 15}, **(given | values))
 
 
@@ -404,18 +382,15 @@ def test_only_hours_that_batch_has_served_for_long_are_dropped() -> None:
 
 def test_chosen_young_and_unaccepted_hours_are_kept() -> None:
     accepted = {H[i]: Accepted(1, CUTS[i]) for i in (0, 2, 3)}
+    sealed = {H[1]: CUTS[1], H[4]: CUTS[4]}
     state = state_of(
-        accepted=accepted,
-        overrides={H[0]: "speed"},
-        timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}},
-    )
+        accepted=accepted, overrides={H[0]: "speed"}, timeline={"sealed": sealed}
+    )  # fmt: skip
     dropped, timeline = drop(state, **{H[2]: NOW + timedelta(days=1)})
     assert dropped == (H[3],)
     assert timeline.kept == (H[0], H[1], H[2])
     assert [h for h in H if timeline.is_skipped(h)] == [H[3]]
-
-
-def test_an_hour_whose_acceptance_is_not_in_the_ledger_is_kept() -> None:
+    # Of these the ledger has no acceptance.
     assert plan_drop(state_of(), H, {}, NOW + timedelta(days=99)) == ((), state_of().timeline)
 
 
@@ -458,22 +433,18 @@ def test_hours_are_dropped_in_commits(lake: StreamLake, monkeypatch: pytest.Monk
     monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
     before = len(lake.table().snapshots())
     assert maintain(lake).speed_hours == (H[0], H[1])
-    assert len(lake.table().snapshots()) == before + 2 * 2, (
-        "expected a commit of two branches for each hour"
-    )
+    # A commit of two branches for each hour.
+    assert len(lake.table().snapshots()) == before + 2 * 2
     assert lake.rows("speed") == SPEED[2]
     assert lake.rows("main") == [r for hour in SPEED.values() for r in hour]
 
 
-def test_a_drop_that_never_lands_keeps_no_other_step_from_its_work(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drop_that_fails_stops_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def overtaken(*_: object, **__: object) -> None:
         raise Transient("maintain: expected a publish, found refusals")
 
-    lost = lake.stage([(H[3], 0, 9)])
-    lake.lake.discard(lake.name, lost)
-    path = Path(lost.files[0].file_path.removeprefix("file://"))
+    path = Path(orphan(lake).files[0].file_path.removeprefix("file://"))
+    os.utime(path, (0, 0))
     os.utime(path, (0, 0))
     monkeypatch.setattr(maintenance, "_drop_some", overtaken)
     with pytest.raises(Transient, match="found refusals"):
@@ -516,9 +487,7 @@ def test_the_other_snapshots_expire_too(lake: StreamLake, monkeypatch: pytest.Mo
     assert lake.dead("main") == [(H[0], 0, 2)]
 
 
-def test_maintenance_ends_with_more_snapshots_of_the_archive_than_it_keeps(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_of_the_archive_expire(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
     monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
@@ -570,10 +539,8 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
     assert left <= {f.path.removeprefix("file://") for f in done.orphans[lake.name]}
     assert rows.spared.files >= len(young) and rows.spared.bytes > 0
     again = maintain(lake)
-    assert [r.speed_hours for r in read_runs(lake.table().properties)] == [
-        len(again.speed_hours),
-        2,
-    ]
+    runs = read_runs(lake.table().properties)
+    assert [r.speed_hours for r in runs] == [len(again.speed_hours), 2]
 
 
 def test_a_run_records_each_failed_step(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,10 +566,8 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
     assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
     assert view.letters_wait_since == NOW
-    tables = {
-        name: view.tables[name]
-        for name in (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
-    }
+    names = (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
+    tables = {name: view.tables[name] for name in names}
     assert [t.rows for t in tables.values()] == [9, 1, 2]
     metadata = Path(lake.table().metadata_location.removeprefix("file://"))
     assert tables[lake.name].metadata_bytes == metadata.stat().st_size
@@ -610,7 +575,10 @@ def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) ->
         loaded = lake.lake.load(name)
         assert table.snapshots == len(loaded.snapshots())
         assert table.files == len(loaded.inspect.data_files())
-    assert tables[lake.name].manifests == len(manifests_of_heads(lake))
+    rows, heads = lake.table(), lake.state().heads.values()
+    snapshots = [rows.metadata.snapshot_by_id(head) for head in heads]
+    manifests = {m.manifest_path for s in snapshots if s for m in s.manifests(rows.io)}
+    assert tables[lake.name].manifests == len(manifests)
     expirable = {name: t.expirable for name, t in view.tables.items()}
     done = maintain(lake, dry_run=True)
     assert expirable == done.expired
@@ -626,9 +594,8 @@ def test_a_missing_table_hides_none(lake: StreamLake, capsys: pytest.CaptureFixt
     view = read_maintenance(job(lake), lake.state(), NOW)
     assert set(view.tables) == {lake.name, lake.stream.hours_table}
     assert view.speed_files == {H[2]: 1}
-    assert dict(view.unread) == {
-        lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"
-    }
+    why = f"table {lacking}: expected it to exist, found none; run `anabranch apply`"
+    assert dict(view.unread) == {lacking: why}
     assert view.as_dict()["unread"] == view.unread
     print_text(maintenance_text(view))
     assert f"could not read {lacking}: table {lacking}: expected" in capsys.readouterr().out

@@ -1,5 +1,4 @@
-"""Retention: hours leave every branch once they were kept long enough, and the account of each
-stays."""
+"""Retention: hours leave every branch after their time, and the account of each stays."""
 
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from accepted_hours import confirm
 from brokers import Broker
 from killed import kill_at
 from lakes import StreamLake, new_environment, new_lake, new_state, new_stream
@@ -43,7 +43,7 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.measured import Size
 from anabranch.protocol.merge import merge
-from anabranch.protocol.publish import Decision, Publish, new_id
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.registers import EXPIRED, Erasure, Erasures, Expired, Hold, Holds
 from anabranch.protocol.retention import (
     Overdue,
@@ -67,8 +67,7 @@ ACCOUNT = HourAccount(offsets=ROWS, good=ROWS, dead=0, duplicate=0, gap=0, gaps=
 
 
 class Past:
-    """A stream's past: accepted hours, the last of which ended an hour ago. Each `every`th has one
-    small file."""
+    """Accepted hours, the last of which ended an hour ago. Each `every`th has one small file."""
 
     def __init__(
         self, folder: Path, hours: int, keep: Any = "30 days", at_once: int = 240, every: int = 1
@@ -94,22 +93,17 @@ class Past:
     def _accept(self, hours: Sequence[str]) -> None:
         state = self.lake.state()
         cuts = {h: self.cut(h) for h in hours}
-        files = tuple(
-            self.write(h, 400 + n % 7) for n, h in enumerate(hours) if n % self.every == 0
-        )
+        some = [(n, h) for n, h in enumerate(hours) if n % self.every == 0]
+        files = tuple(self.write(h, 400 + n % 7) for n, h in some)
         accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in cuts.items()})
-        changes = (
-            Change("speed"),
-            Change("batch", files, properties=accepted),
-            Change("main", files),
-        )
+        batch = Change("batch", files, properties=accepted)
+        changes = (Change("speed"), batch, Change("main", files))
         end = cuts[hours[-1]].ends
         timeline = replace(state.timeline, open=shift(hours[-1], 1), start=end)
         self.lake.change(*changes, timeline=timeline, position=Position("t", end), state=state)
-        self.lake.ledger.record(
-            ledger.decision(h, "accepted", 1, cuts[h], end_of(h), served="batch", account=ACCOUNT)
-            for h in hours
-        )
+        said: dict[str, Any] = {"served": "batch", "account": ACCOUNT}
+        rows = (ledger.decision(h, "accepted", 1, cuts[h], end_of(h), **said) for h in hours)
+        self.lake.ledger.record(rows)
 
     def write(self, hour: str, size: int) -> Any:
         """A file of an hour, of so many bytes, as old as the hour."""
@@ -136,9 +130,8 @@ class Past:
 
     def data(self) -> dict[str, int]:
         folder = self.lake.folder / "warehouse"
-        return {
-            str(p): p.stat().st_size for p in folder.rglob("*.parquet") if "/events/data/" in str(p)
-        }
+        files = [p for p in folder.rglob("*.parquet") if "/events/data/" in str(p)]
+        return {str(p): p.stat().st_size for p in files}
 
     def hours_of(self, branch: str) -> list[str]:
         return sorted(content_by_hour(self.lake.table(), branch))
@@ -151,8 +144,7 @@ def at(lake: Lake, later: timedelta) -> Iterator[None]:
     yield
 
 
-# Of a year every eighth hour has a file: each has a manifest of its own, which every run of
-# maintenance reads.
+# Every eighth hour of a year has a file, and so a manifest, which each maintenance reads.
 @pytest.mark.parametrize(
     ("days", "kept", "every"), [(3, 2, 1), pytest.param(365, 30, 8, marks=pytest.mark.full)]
 )
@@ -199,9 +191,8 @@ def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
     assert not still.promise.leaving.files
     past.maintain(timedelta(hours=25))
     left = past.data()
-    assert {path for path in sizes if path not in left} == {
-        p for p in sizes if hour_in(p) in set(due)
-    }
+    found = {path for path in sizes if path not in left}
+    assert found == {p for p in sizes if hour_in(p) in set(due)}
     assert sum(sizes.values()) - sum(left.values()) == promised.promise.stored.bytes
     assert past.maintain(timedelta(hours=26), dry_run=True).rows.promise.stored.files == 0  # type: ignore[union-attr]
     rows = ledger.newest(past.lake.ledger.history())
@@ -214,10 +205,8 @@ def hour_in(path: str) -> str:
     return path.partition("ingest_hour=")[2].partition("/")[0]
 
 
-def due_hours(state: State, now: datetime, **values: Any) -> tuple[str, ...]:
-    return plan_due(
-        state, timedelta(days=2), now, values.pop("lookback", 1), values.pop("undelivered", {})
-    ).leaving
+def due_hours(state: State, now: datetime) -> tuple[str, ...]:
+    return plan_due(state, timedelta(days=2), now, 1, {}).leaving
 
 
 FIRST = "2026-11-01T00"
@@ -236,22 +225,16 @@ def accepted_state(**values: Any) -> State:
 def test_hours_leave_once_they_ended_long_enough_ago() -> None:
     assert due_hours(accepted_state(), LATER) == tuple(H[:60])
     assert due_hours(accepted_state(), LATER - timedelta(seconds=1)) == tuple(H[:59])
-    assert due_hours(accepted_state(expired=Expired(H[20], ((H[3], H[4]),))), LATER) == (
-        H[3],
-        H[4],
-        *H[20:60],
-    )
+    gaps = accepted_state(expired=Expired(H[20], ((H[3], H[4]),)))
+    assert due_hours(gaps, LATER) == (H[3], H[4], *H[20:60])
     assert plan_due(accepted_state(), None, LATER, 1, {}).leaving == ()
 
 
 def test_an_hour_not_accepted_stays_with_those_it_looks_into() -> None:
     waiting = {H[10]: Cut("t", {0: (10, 11)})}
     due = plan_due(accepted_state(sealed=waiting), timedelta(days=2), LATER, 2, {})
-    assert due.kept == {
-        H[10]: "it is not accepted",
-        H[9]: f"hour {H[10]}, which is not accepted yet, looks for duplicates in it",
-        H[8]: f"hour {H[10]}, which is not accepted yet, looks for duplicates in it",
-    }
+    looks = f"hour {H[10]}, which is not accepted yet, looks for duplicates in it"
+    assert due.kept == {H[10]: "it is not accepted", H[9]: looks, H[8]: looks}
     assert due.leaving == tuple(h for h in H[:60] if h not in due.kept)
 
 
@@ -262,17 +245,14 @@ def test_an_hour_stays_while_a_publish_of_it_is_incomplete() -> None:
     state = accepted_state(decisions=(row,), dead_letters=(item,))
     state = replace(state, accepted=state.accepted | accepted)
     assert set(H[:60]) - set(due_hours(state, LATER)) == {H[3], H[4], H[54], H[55]}
-    done = plan_due(
-        state, timedelta(days=2), LATER, 1, {},
-        Confirmed(frozenset({"row"}), frozenset({"letters"})),
-    ).leaving  # fmt: skip
+    confirmed = Confirmed(frozenset({"row"}), frozenset({"letters"}))
+    done = plan_due(state, timedelta(days=2), LATER, 1, {}, confirmed).leaving
     assert set(H[:60]) - set(done) == {H[54], H[55]}
 
 
 def test_an_hour_waits_for_each_target_that_has_yet_to_get_it() -> None:
-    due = plan_due(
-        accepted_state(), timedelta(days=2), LATER, 1, {"export": {H[5]}, "feed": {H[5], H[99]}}
-    )
+    undelivered = {"export": {H[5]}, "feed": {H[5], H[99]}}
+    due = plan_due(accepted_state(), timedelta(days=2), LATER, 1, undelivered)
     assert due.kept == {H[5]: "egress has not delivered it to export, feed"}
     never = plan_due(accepted_state(), timedelta(days=2), LATER, 1, {"export": None})
     assert never.leaving == () and len(never.kept) == 60
@@ -282,6 +262,7 @@ def test_expired_hours_are_recorded_as_spans() -> None:
     expired = Expired().plus(H[:5], FIRST, LATER).plus(H[8:10], FIRST, LATER)
     assert [h for h in H if h in expired] == [*H[:5], *H[8:10]]
     assert expired.kept == ((H[5], H[7]),)
+    assert (Expired().count(FIRST), expired.count(FIRST)) == (0, 7)
     assert Expired.from_properties({EXPIRED: expired.to_json()}) == expired
     later = expired.plus([H[6]], FIRST, LATER)
     assert later.kept == ((H[5], H[5]), (H[7], H[7])) and H[6] in later
@@ -290,17 +271,11 @@ def test_expired_hours_are_recorded_as_spans() -> None:
     assert Expired.of_branches(said) == Expired.of_branches(said[::-1]) == later
 
 
-def test_expired_hours_are_counted() -> None:
-    assert Expired().count(FIRST) == 0
-    assert Expired(H[20], ((H[3], H[4]), (H[7], H[7]))).count(FIRST) == 17
-
-
 def test_hours_are_overdue_a_day_after_their_time_unless_an_operator_holds_them() -> None:
     keep, day = timedelta(days=2), timedelta(days=1)
     assert find_overdue(accepted_state(expired=Expired(H[60])), keep, LATER + day, 1) is None
-    assert find_overdue(accepted_state(expired=Expired(H[58])), keep, LATER + day, 1) == Overdue(
-        2, H[58], None
-    )
+    almost = accepted_state(expired=Expired(H[58]))
+    assert find_overdue(almost, keep, LATER + day, 1) == Overdue(2, H[58], None)
     assert find_overdue(accepted_state(), keep, start_of(H[0]) + keep, 1) is None
     assert find_overdue(accepted_state(), None, LATER + day, 1) is None
     held = Holds((Hold(H[0], H[8], "ann@ops", LATER, "case"),))
@@ -343,18 +318,13 @@ def test_what_is_said_of_an_expired_hour(past: Past) -> None:
     accepted, _ = decisions(past.lake.lake, past.lake.stream, gone[0])
     assert (accepted.query, accepted.readable) == (None, "no: its rows have expired (keep.rows)")
     reader = Reader(past.lake.lake, {past.lake.name: past.lake.stream})
-    with (
-        pytest.raises(Refused, match="to be readable, found: no: its rows have expired"),
-        reader.query(
-            f"SELECT * FROM {past.lake.name}", Selection(revision=Revision(gone[0], 1))
-        ) as answer,
-    ):
+    query, kept = f"SELECT * FROM {past.lake.name}", Selection(revision=Revision(gone[0], 1))
+    found = "to be readable, found: no: its rows have expired"
+    with pytest.raises(Refused, match=found), reader.query(query, kept) as answer:
         answer.rows.read_all()
     history = past.lake.ledger.history([gone[0]])
-    assert [(row.decision, row.reason) for row in history][-1] == (
-        "expired",
-        "kept for 2 days (keep.rows)",
-    )
+    expired = [(row.decision, row.reason) for row in history][-1]
+    assert expired == ("expired", "kept for 2 days (keep.rows)")
     # Consumers that begin now are given the hours that are left.
     assert [change.hour for change in poll(past.job, Token("events"))] == past.hours[len(gone) :]
     with pytest.raises(Refused, match="have expired"):
@@ -428,16 +398,14 @@ def test_hours_wait_for_egress(past: Past) -> None:
     target = {"name": "export", "root": f"file://{past.lake.folder}/export"}
     past.configure(keep="2 days", egress=[target])
     stream = past.lake.stream
-    admin.create(
-        past.lake.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (),
-        admin.TABLE_PROPERTIES,
-    )  # fmt: skip
+    name, schema = stream.egress_table, deliveries.DELIVERIES_SCHEMA
+    admin.create(past.lake.lake, name, schema, (), admin.TABLE_PROPERTIES)
     assert undelivered_hours(past.job, stream.egress[0]) is None
     assert past.maintain().rows.hours == ()
     tokens = {change.hour: change.token for change in poll(past.job, Token("events"))}
     last = past.hours[4]
     delivery = Delivery("d", last, "export", "place", 1, "batch", 1, 1, 1, tokens[last], NOW)
-    deliveries.record(past.lake.lake, stream.egress_table, delivery)
+    deliveries.record(past.lake.lake, name, delivery)
     rows = past.maintain().rows
     assert rows.hours == tuple(past.hours[:5])
     assert set(rows.kept.values()) == {"egress has not delivered it to export"}
@@ -459,28 +427,11 @@ DAYS = 95  # of which a quarter of a year begins in the first 93
 
 def quarter_of(past: Past) -> str:
     """The first hour of the newest quarter that began more than two days ago."""
-    return max(
-        h
-        for h in past.hours
-        if h[5:] in QUARTERS_BEGIN and end_of(h) + timedelta(days=2) < datetime.now(UTC)
-    )
+    past_ones = [h for h in past.hours if end_of(h) + timedelta(days=2) < datetime.now(UTC)]
+    return max(h for h in past_ones if h[5:] in QUARTERS_BEGIN)
 
 
 QUARTERS_BEGIN = [f"{month:02}-01T00" for month in (1, 4, 7, 10)]
-
-
-def touch(past: Past) -> None:
-    """A publish to each branch by a process that has seen every decision in the ledger."""
-    publisher = past.lake.publisher
-    publisher.recover()
-
-    def decide() -> Decision[None]:
-        state = past.lake.state()
-        return Decision(
-            state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None
-        )
-
-    publisher.run(decide, "test")
 
 
 def ledger_hours(past: Past) -> set[str]:
@@ -499,7 +450,7 @@ def test_whole_quarters_leave_the_ledger_and_stay_known(tmp_path: Path) -> None:
     hold(past.lake.publisher, past.hours[5], past.hours[5], "closed", release=True)
     # Until the next publish, the decision that the last hour has expired waits on its branch.
     assert past.maintain(timedelta(minutes=1)).ledger.before is None
-    touch(past)
+    confirm(past.lake)
     promised = past.maintain(timedelta(minutes=1), dry_run=True).ledger
     assert promised.before == start and ledger_hours(past) == set(past.hours)
     assert past.maintain(timedelta(minutes=2)).ledger == promised and promised.size.files > 0
@@ -518,9 +469,8 @@ def test_whole_quarters_leave_the_ledger_and_stay_known(tmp_path: Path) -> None:
     assert state.branch_properties["main"]["anabranch.complete-through"] == past.hours[-1]
     back = (Change("main", (past.write(past.hours[2], 400),)),)
     past.lake.change(*back, state=state)
-    assert [
-        d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements
-    ] == [past.hours[2]]
+    found = audit(past.job, (past.hours[0], past.hours[5]), False).disagreements
+    assert [d.hour for d in found] == [past.hours[2]]
     facts = explain(past.job, past.hours[4], datetime.now(UTC))
     assert (facts.state, facts.counts.good) == ("expired", None)
 
@@ -531,9 +481,8 @@ def test_maintenance_killed_while_the_ledger_expires_is_continued(tmp_path: Path
     for step in LEDGER_STEPS:
         kill_at(step.label, expire, past.lake.folder, QUARTERS)
         # The hazard: nothing has left the ledger, or the quarters have.
-        assert min(ledger_hours(past)) == (
-            start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0]
-        )
+        left = start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0]
+        assert min(ledger_hours(past)) == left
     expire(past.lake.folder, QUARTERS)
     assert ledger_hours(past) == {h for h in past.hours if h >= start}
 
@@ -565,11 +514,8 @@ LETTERS_STEPS = [Step.EXPIRE_LETTERS_DECIDED, Step.EXPIRE_LETTERS_PUBLISHED]
 
 
 def test_every_step_of_expiry_is_killed_at() -> None:
-    assert {step for step in Step if step.label.startswith("expire.")} <= {
-        *STEPS,
-        *LETTERS_STEPS,
-        *LEDGER_STEPS,
-    }
+    killed_at = {*STEPS, *LETTERS_STEPS, *LEDGER_STEPS}
+    assert {step for step in Step if step.label.startswith("expire.")} <= killed_at
 
 
 @pytest.mark.parametrize("step", LETTERS_STEPS, ids=lambda step: step.label)
@@ -607,12 +553,10 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
     assert gone.letters.kept[hours[1]].endswith("case 7")
     assert past.lake.dead("main") == past.lake.dead("batch")
     assert [h for h, _, _ in past.lake.dead("main")] == hours[1:]
-    # A publish of rows names dead letters of the hour and of another, as a restatement from Kafka
-    # does.
-    late = past.lake.stage_dead(
-        [(h, 0, past.cut(h).ranges[0][0] + 1) for h in (hours[0], hours[2])], "speed"
-    )
-    past.lake.change(Change("speed"), Change("main"), dead_letters=(waiting_speed(late, NOW),))
+    # A publish names dead letters of the hour and of another, as a restatement may.
+    late = [(h, 0, past.cut(h).ranges[0][0] + 1) for h in (hours[0], hours[2])]
+    letters = (waiting_speed(past.lake.stage_dead(late, "speed"), NOW),)
+    past.lake.change(Change("speed"), Change("main"), dead_letters=letters)
     past.lake.roll()
     assert [h for h, _, _ in past.lake.dead("speed")] == [hours[2]]
     assert past.maintain().letters.hours == ()
@@ -652,18 +596,16 @@ def test_maintenance_killed_in_the_middle_of_expiry_is_continued(past: Past, ste
 
 def test_a_promise_in_words() -> None:
     until = datetime(2026, 11, 21, tzinfo=UTC)
-    promise = Promise(
-        Size(1, 10), Size(2, 30), [Holder("tag main-x", until, Size(2, 30))], until, True
-    )
+    holders = [Holder("tag main-x", until, Size(2, 30))]
+    promise = Promise(Size(1, 10), Size(2, 30), holders, until, True)
     assert [*promise_lines(promise)] == [
         "expiry frees 2 files, 30 bytes; 10 bytes are still on a branch",
         "  tag main-x has 30 bytes of it until 2026-11-21 00:00:00 UTC",
         "the last byte is deleted by the first run after 2026-11-21 00:00:00 UTC",
         "the bucket keeps versions of deleted objects, as long as its lifecycle rules say",
     ]
-    endless = replace(
-        promise, holders=[Holder("tag mine", None, Size(2, 30))], gone_at=None, versions=None
-    )
+    holders = [Holder("tag mine", None, Size(2, 30))]
+    endless = replace(promise, holders=holders, gone_at=None, versions=None)
     assert [*promise_lines(endless)][1:] == [
         "  tag mine has 30 bytes of it until it is dropped",
         "no run deletes the last byte while a reference to it has no end",

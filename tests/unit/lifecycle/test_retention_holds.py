@@ -160,9 +160,8 @@ def hold_in(folder: Path) -> None:
 def test_a_killed_hold_is_completed_by_the_same_command(tmp_path: Path, step: Step) -> None:
     lake = new_lake(tmp_path)
     letters, state = lake.lake.load(lake.stream.dead_letters_table), lake.state()
-    commit = plan_expire_letters(
-        letters, state, [FIRST], {FIRST}, "letters", datetime.now(UTC), 240
-    )
+    now = datetime.now(UTC)
+    commit = plan_expire_letters(letters, state, [FIRST], {FIRST}, "letters", now, 240)
     assert commit is not None
     kill_at(step.label, hold_in, tmp_path)
     # The hazard: the branches have the hold, the ledger does not.

@@ -82,8 +82,7 @@ def test_bytes_have_a_value_as_a_whole_word(value: str, payload: bytes, expected
     ],
 )
 def test_bytes_may_escape_a_value(payload: bytes, value: str) -> None:
-    """Whichever escapes a writer of JSON uses: PHP those of slashes, .NET upper case, Gson those of
-    HTML; and CSV's doubled quotes."""
+    """Escapes of JSON: PHP's of slashes, .NET's upper case, Gson's of HTML; CSV's quotes."""
     assert not is_found(value, b"eva", b"\\")
     assert is_found(value, payload)
 
@@ -119,9 +118,8 @@ def test_a_text_behind_its_length_is_found_whatever_is_next_to_it(signed: bool) 
         size = varint(length * (1 + signed))
         for before, after in ((b"\0", b"a7"), (b"\x12", b"H" + UUID.encode()), (b"x\x02", b"")):
             assert is_found(value, before + size + value.encode() + after), length
-            is_shorter = is_found(
-                value, before + varint((length + 1) * (1 + signed)) + value.encode() + b"x"
-            )
+            shorter = before + varint((length + 1) * (1 + signed)) + value.encode() + b"x"
+            is_shorter = is_found(value, shorter)
             assert not is_shorter, length
     # Without a byte that no text has.
     assert is_found(UUID, varint(36 * (1 + signed)) + UUID.encode())
@@ -256,9 +254,8 @@ def test_protobuf_is_decoded(
         wired = payloads_of(registry.url, "protobuf")
         row = {"key": indexed(7, message, 1), "value": None, "headers": None}
         assert is_found(value, *wired.of(row)) == expected
-        plain = payloads_of(
-            registry.url, {"type": "protobuf", "descriptor": file, "message": "shop.Event"}
-        )
+        by_file = {"type": "protobuf", "descriptor": file, "message": "shop.Event"}
+        plain = payloads_of(registry.url, by_file)
         row = {"key": None, "value": message.SerializeToString(), "headers": None}
         assert is_found(value, *plain.of(row)) == expected
         for part in (b'{"id": "anna"}', b"anna", b"\x0a\x04anna\xff"):
