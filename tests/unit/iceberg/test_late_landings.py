@@ -324,9 +324,7 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = cast(Any, micro_batches(one, hour, Refusing(log={0: [0] * 10})))
-    batches._stage = lambda _, plan, decided: StagedBatch(
-        "t", plan.by_hour, one.stage([]), None
-    )
+    batches._stage = lambda _, plan, decided: StagedBatch("t", plan.by_hour, one.stage([]), None)
     with caplog.at_level(logging.WARNING):
         batches.publish(cast(Any, lambda: None), {0: (0, 5)})
         batches.publish(cast(Any, lambda: None), {0: (5, 10)})

@@ -116,8 +116,8 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
         "at": pa.array([at, None, at], pa.timestamp("us", "UTC")), "yes": [True, False, None],
     }  # fmt: skip
     for name, column in values.items():
-        values = [column] if isinstance(column, pa.Array) else pa.chunked_array([column])
-        rows = rows.append_column(name, values)
+        cells = [column] if isinstance(column, pa.Array) else pa.chunked_array([column])
+        rows = rows.append_column(name, cells)
     write_deltalake(source(lake), rows, partition_by=["n", *values])
     file = next((tmp_path / "source").rglob("*.parquet"))
     assert pq.read_schema(file).names == ["id", "timestamp"]

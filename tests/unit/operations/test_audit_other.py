@@ -1,11 +1,11 @@
-"""The audit of a table that another program writes, without Kafka: its columns, its hours, its
-counts."""
+"""The audit of a table of another program, without Kafka: its columns, hours and counts."""
 
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -21,9 +21,9 @@ from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch import config
 from anabranch.cli.render.hours import other_text
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, TableMissing
+from anabranch.config import Environment, load_environment
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
 from anabranch.kafka.batches import CODES
@@ -49,25 +49,23 @@ STRUCT = pa.struct({"partition": pa.int32(), "offset": pa.int64(), "timestamp": 
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> config.Environment:
+def environment(tmp_path: Path) -> Environment:
     write_environment(tmp_path / "conf", tmp_path)
-    return config.load_environment(str(tmp_path / "conf"))
+    return load_environment(str(tmp_path / "conf"))
 
 
-def audit(environment: config.Environment, folder: Path, **more: Any) -> OtherAudit:
+def audit(environment: Environment, folder: Path, **more: Any) -> OtherAudit:
     return audit_other(environment, AuditRequest(str(folder), "t", with_kafka=False, **more))
 
 
 def rows(offsets: list[int], partition: int = 0, hour: int = 0, **more: Any) -> pa.Table:
     at = datetime(2026, 11, 21, hour, tzinfo=UTC)
-    return pa.table(
-        {
-            "partition": pa.array([partition] * len(offsets), pa.int32()),
-            "offset": offsets,
-            "timestamp": pa.array([at] * len(offsets), pa.timestamp("us", "UTC")),
-        }
-        | {name: [value] * len(offsets) for name, value in more.items()}
-    )
+    count = len(offsets)
+    own = {
+        "partition": pa.array([partition] * count, pa.int32()), "offset": offsets,
+        "timestamp": pa.array([at] * count, pa.timestamp("us", "UTC")),
+    }  # fmt: skip
+    return pa.table(own | {name: [value] * count for name, value in more.items()})
 
 
 def write(folder: Path, name: str, table: pa.Table) -> None:
@@ -100,13 +98,14 @@ def test_columns_of_known_programs(fields: dict[str, pa.DataType], found: tuple[
     assert tuple(column.name for column in columns.all) == found
 
 
+def places_of(table: pa.Table) -> AbstractContextManager[Any]:
+    columns = find_columns(table.schema, None, None, None)
+    return read_places(OtherTable("", table.schema, [Pieces(table)]), columns, "t")
+
+
 def test_times_out_of_range_are_none() -> None:
     table = pa.table({"partition": [0, 0], "offset": [0, 1], "timestamp": [2**62, 0]})
-    with read_places(
-        OtherTable("", table.schema, [Pieces(table)]),
-        find_columns(table.schema, None, None, None),
-        "t",
-    ) as read:
+    with places_of(table) as read:
         assert dict(read.times.rows) == {"": 1, "1970-01-01T00": 1}
 
 
@@ -133,7 +132,7 @@ def test_a_place_is_a_whole_number_from_0_on(values: pa.Array, found: list[int |
     assert there["p"].to_pylist() == [None if (n or 0) > 2**31 else n for n in found]
 
 
-def test_text_that_is_no_json_has_no_place(environment: config.Environment, tmp_path: Path) -> None:
+def test_text_that_is_no_json_has_no_place(environment: Environment, tmp_path: Path) -> None:
     texts = ['{"partition":0,"offset":7}', "", "{not", "[]", "null", None]
     write(tmp_path / "t", "a.parquet", pa.table({"record_metadata": texts}))
     found = audit(environment, tmp_path / "t")
@@ -182,14 +181,9 @@ def test_nanoseconds_in_a_struct_are_times(zone: str | None) -> None:
 
 def test_an_offset_in_a_text_counts() -> None:
     texts = [
-        "2026-11-20T03:00:00+02:00",
-        "2026-11-20 01:00:00Z",
-        "2026-11-20T01:00",
-        "1795136400000",
-    ]
-    table = pa.table(
-        {"partition": [0] * 6, "offset": [*range(6)], "timestamp": [*texts, "x", None]}
-    )
+        "2026-11-20T03:00:00+02:00", "2026-11-20 01:00:00Z", "2026-11-20T01:00", "1795136400000",
+    ]  # fmt: skip
+    table = pa.table({"partition": [0] * 6, "offset": [*range(6)], "timestamp": [*texts, "x", None]})  # fmt: skip
     there = place_columns.locate(table, find_columns(table.schema, None, None, None), "t")
     assert there["time"].to_pylist() == [*[datetime(2026, 11, 20, 1)] * 4, None, None]
 
@@ -221,9 +215,7 @@ def test_a_named_column_must_exist() -> None:
 
 
 @pytest.mark.parametrize("form", ["struct", "json", "text"])
-def test_offsets_in_structs_and_text_are_read(
-    environment: config.Environment, tmp_path: Path, form: str
-) -> None:
+def test_offsets_in_structs_and_text(environment: Environment, tmp_path: Path, form: str) -> None:
     places = [{"partition": 1, "offset": o, "timestamp": None} for o in (3, 4, 4)]
     folder, names = tmp_path / "t", dict[str, Any]()
     if form == "struct":
@@ -242,9 +234,8 @@ def test_offsets_in_structs_and_text_are_read(
     assert not found.is_exact
 
 
-def test_all_formats_count_alike(environment: config.Environment, tmp_path: Path) -> None:
-    """Three offsets are missing, two doubled, a row has no offset, one is of another topic; hours
-    end by the rows' own times."""
+def test_all_formats_count_alike(environment: Environment, tmp_path: Path) -> None:
+    """Three offsets are missing, two doubled, one row has none, one is of another topic."""
     parts = [
         rows([0, 1, 2, 4, 5, 5], topic="t"),
         rows([6, 7, 9, 9, 10], hour=1, topic="t"),
@@ -269,8 +260,8 @@ def test_all_formats_count_alike(environment: config.Environment, tmp_path: Path
         assert [dict(h.gaps) for h in found.hours] == [{"retention": 1}, {"retention": 2}, {}]
 
 
-def test_an_iceberg_table_that_cannot_be_read_whole_is_refused(
-    environment: config.Environment, tmp_path: Path
+def test_an_iceberg_table_is_read_whole_or_refused(
+    environment: Environment, tmp_path: Path
 ) -> None:
     catalog = Lake(environment).catalog
     catalog.create_namespace("n")
@@ -293,7 +284,7 @@ def test_an_iceberg_table_that_cannot_be_read_whole_is_refused(
     refuse(metadata, r"\.metadata\.json: expected each file .*; restore it, or name the newest")
 
 
-def test_files_outside_a_log_do_not_count(environment: config.Environment, tmp_path: Path) -> None:
+def test_files_outside_a_log_do_not_count(environment: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "sink"
     for name, offsets in (("a", [0, 1]), ("b", [1, 2]), ("_c", [3])):
         write(folder, f"{name}.parquet", rows(offsets))
@@ -315,7 +306,7 @@ def test_files_outside_a_log_do_not_count(environment: config.Environment, tmp_p
         assert broken.rows == 4 and "its log is damaged" in broken.table, name
 
 
-def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path: Path) -> None:
+def test_unreadable_tables_are_refused(environment: Environment, tmp_path: Path) -> None:
     with pytest.raises(TableMissing, match="found none"):
         open_other(environment, "no.such")
     with pytest.raises(Refused, match="expected files of rows, found none"):
@@ -334,7 +325,7 @@ def test_unreadable_tables_are_refused(environment: config.Environment, tmp_path
         open_other(environment, str(tmp_path / "empty"))
 
 
-def test_files_behind_a_link_count(environment: config.Environment, tmp_path: Path) -> None:
+def test_files_behind_a_link_count(environment: Environment, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere", "a.parquet", rows([0]))
     write(tmp_path / "t", "b.parquet", rows([1]).set_column(1, "offset", pa.array([1], pa.int32())))
     write(tmp_path / "t", "c.parquet", pa.table({"id": [7]}))
@@ -343,7 +334,7 @@ def test_files_behind_a_link_count(environment: config.Environment, tmp_path: Pa
     assert (found.rows, found.unplaced) == (3, 1) and found.hours[0].offsets == 2
 
 
-def test_columns_are_found_in_each_file(environment: config.Environment, tmp_path: Path) -> None:
+def test_columns_are_found_in_each_file(environment: Environment, tmp_path: Path) -> None:
     """Older files may lack them, or have names in letters of another case."""
     folder, names = tmp_path / "t", ["Partition", "OFFSET", "timestamp"]
     write(folder, "a.parquet", pa.table({"id": [7]}))
@@ -360,9 +351,7 @@ def test_columns_are_found_in_each_file(environment: config.Environment, tmp_pat
 
 
 @pytest.mark.parametrize("prefix", ["", "kafka_", "redpanda."])
-def test_topics_are_found_in_each_file(
-    environment: config.Environment, tmp_path: Path, prefix: str
-) -> None:
+def test_topics_are_in_each_file(environment: Environment, tmp_path: Path, prefix: str) -> None:
     """The hazard: a row of another topic, in a later file, is taken for a lost record."""
     names = [f"{prefix}{name}" for name in ("partition", "offset", "timestamp", "topic")]
     for file, table in {"a": rows([0, 2]), "b": rows([1], topic="u"), "c": rows([3])}.items():
@@ -386,43 +375,33 @@ def test_a_column_of_the_very_name_is_taken(order: int) -> None:
     assert found.reads == ["m.Offset", "m.OFFSET"]
 
 
-def test_names_may_have_dots_and_other_topics_do_not_count(
-    environment: config.Environment, tmp_path: Path
-) -> None:
+def test_names_may_have_dots_and_topics_differ(environment: Environment, tmp_path: Path) -> None:
     table = pa.concat_tables([rows([0, 1], topic="t"), rows([0], topic="other")])
     write(tmp_path / "t", "a.parquet", table.rename_columns(["k.p", "k.o", "time", "k.topic"]))
     found = audit(environment, tmp_path / "t", partition_column="k.p", offset_column="k.o")
     assert (found.rows, found.unplaced, found.elsewhere) == (3, 0, 1) and found.is_exact
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        (rows([0, 1], topic="other"), "found none, but 2 of other topics; check both names"),
-        (rows([]), "found none; check both names"),
-    ],
-)
-def test_a_table_without_rows_of_the_topic_is_refused(
-    environment: config.Environment, tmp_path: Path, table: pa.Table, words: str
+def test_a_table_of_no_row_of_the_topic_is_refused(
+    environment: Environment, tmp_path: Path
 ) -> None:
-    write(tmp_path / "t", "a.parquet", table)
-    with pytest.raises(Refused, match=words):
-        audit(environment, tmp_path / "t")
-    found = audit(environment, tmp_path / "t", hours=(H[0], H[1]))
-    assert found.hours == () and not found.is_proven
+    for table, others in ((rows([0, 1], topic="other"), ", but 2 of other topics"), (rows([]), "")):
+        write(tmp_path / "t", "a.parquet", table)
+        with pytest.raises(Refused, match=f"found none{others}; check both names"):
+            audit(environment, tmp_path / "t")
+        found = audit(environment, tmp_path / "t", hours=(H[0], H[1]))
+        assert found.hours == () and not found.is_proven
 
 
 @pytest.mark.parametrize("name", ["_day=1/a b#1?.parquet", "t=10%3A00/100%.parquet"])
-def test_files_of_any_name_count(
-    environment: config.Environment, tmp_path: Path, name: str
-) -> None:
+def test_files_of_any_name_count(environment: Environment, tmp_path: Path, name: str) -> None:
     write(tmp_path / "t", name, rows([0, 1]))
     (tmp_path / "t" / "b.parquet._COPYING_").write_bytes(b"PAR1")
     assert audit(environment, tmp_path / "t").rows == 2
 
 
 def test_a_folder_that_cannot_be_read_is_named(
-    environment: config.Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "t", "a.parquet", rows([0]))
     write(tmp_path / "t", "closed/b.parquet", rows([1]))
@@ -438,7 +417,7 @@ def test_a_folder_that_cannot_be_read_is_named(
         audit(environment, tmp_path / "t")
 
 
-def test_without_columns_time_is_counted(environment: config.Environment, tmp_path: Path) -> None:
+def test_without_columns_time_is_counted(environment: Environment, tmp_path: Path) -> None:
     write(tmp_path / "t", "a.parquet", rows([0, 1]).drop_columns(["offset"]))
     write(tmp_path / "t", "b.parquet", rows([0, 1], hour=2).drop_columns(["offset"]))
     found = audit(environment, tmp_path / "t")
@@ -467,9 +446,7 @@ OFFSETS = st.integers(0, 30)
     ends=st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=5),
     spans=st.dictionaries(st.integers(0, 1), st.tuples(OFFSETS, st.integers(1, 9))),
 )
-def test_each_offset_is_audited_or_beside_the_rows(
-    ends: list[tuple[int, int]], spans: dict[int, tuple[int, int]]
-) -> None:
+def test_no_offset_is_left(ends: list[tuple[int, int]], spans: dict[int, tuple[int, int]]) -> None:
     low, cuts = {0: 0, 1: 0}, list[tuple[str, dict[int, tuple[int, int]]]]()
     for hour, pair in zip(H, ends, strict=False):
         until = {p: max(low[p], end) for p, end in enumerate(pair)}
@@ -482,13 +459,10 @@ def test_each_offset_is_audited_or_beside_the_rows(
     assert inside == (low if have else {0: 0, 1: 0})
     # Every row is audited, and in a whole hour between others everything is.
     for p, (start, end) in have.items():
-        assert all(
-            any(p in r and r[p][0] <= o < r[p][1] for _, r in audited.hours)
-            for o in range(start, end)
-        )
-    assert [h for h, _ in audited.hours] == [
-        h for h, _ in cuts if audited.hours and audited.hours[0][0] <= h <= audited.hours[-1][0]
-    ]
+        of_p = [r[p] for _, r in audited.hours if p in r]
+        assert all(any(s <= o < e for s, e in of_p) for o in range(start, end))
+    found = [h for h, _ in audited.hours]
+    assert found == [h for h, _ in cuts if found and found[0] <= h <= found[-1]]
     for cut in cuts[1:-1]:
         if audited.hours and audited.hours[0][0] < cut[0] < audited.hours[-1][0]:
             assert cut in audited.hours
@@ -496,10 +470,8 @@ def test_each_offset_is_audited_or_beside_the_rows(
 
 def test_whole_hours_are_audited_when_they_are_named() -> None:
     cuts = [(H[0], {0: (0, 9)}), (H[1], {0: (9, 12), 1: (0, 5)})]
-    assert plan_audited(cuts, {0: (3, 10)}, None).hours == [
-        (H[0], {0: (3, 9)}),
-        (H[1], {0: (9, 10)}),
-    ]
+    outer = [(H[0], {0: (3, 9)}), (H[1], {0: (9, 10)})]
+    assert plan_audited(cuts, {0: (3, 10)}, None).hours == outer
     assert plan_audited(cuts, {0: (3, 10)}, (H[1], H[5])).hours == cuts[1:]
 
 
@@ -560,17 +532,9 @@ class Pieces:
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=60))
 def test_counts_are_those_of_a_plain_loop(places: list[tuple[int, int]]) -> None:
-    table = pa.table(
-        {
-            "partition": pa.array([p for p, _ in places], pa.int32()),
-            "offset": pa.array([o for _, o in places], pa.int64()),
-        }
-    )
-    with read_places(
-        OtherTable("", table.schema, [Pieces(table)]),
-        find_columns(table.schema, None, None, None),
-        "t",
-    ) as read:
+    partitions, offsets = zip(*places, strict=True) if places else ((), ())
+    of = {"partition": pa.array(partitions, pa.int32()), "offset": pa.array(offsets, pa.int64())}
+    with places_of(pa.table(of)) as read:
         for p in range(3):
             own = [o for q, o in places if q == p]
             assert read.spans.get(p) == ((min(own), max(own) + 1) if own else None)

@@ -118,9 +118,8 @@ NOWHERE = new_environment(Path("/nowhere"))
 LONG = kafka.Unread("2026-11-11T12", {0: 0})
 DENIED, AWAY = ConfigurationError("denied"), Transient("away")
 CERTIFICATE = "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
-ALLOWED = STREAM.model_copy(
-    update={"batch": STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})}
-)
+BATCH_WITH_GAPS = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
+ALLOWED = STREAM.model_copy(update={"batch": BATCH_WITH_GAPS})
 ARCHIVED = new_stream(archive={"raw": "90 days"})
 NAMES = ("games.events", "games.events_dead_letters", "games.events_hours")
 DRIFT = tables.PropertyDrift(NAMES[0], "commit.retry.num-retries", "30", None)
@@ -191,25 +190,15 @@ FOUND = {
     "a clock 31 s off": of_store(store_time=NOW + timedelta(seconds=31)),
     "a clock 29 s off": of_store(store_time=NOW + timedelta(seconds=29)),
     "versions": of_store(versioned=True),
-    "versions, cleared": of_store(
-        versioned=True, rules=(LifecycleRule("r", "", clears_versions=True),)
-    ),
-    "versions, cleared elsewhere": of_store(
-        versioned=True, rules=(LifecycleRule("", "a/", clears_versions=True),)
-    ),
+    "versions, cleared": of_store(versioned=True, rules=(LifecycleRule("r", "", clears_versions=True),)),
+    "versions, cleared elsewhere": of_store(versioned=True, rules=(LifecycleRule("", "a/", clears_versions=True),)),
     "objects deleted": of_store(rules=(DAYS_30,)),
-    "objects deleted, no rule in force": of_store(
-        rules=(LifecycleRule("r", "", True, deletes_after="30 days"),)
-    ),
+    "objects deleted, no rule in force": of_store(rules=(LifecycleRule("r", "", True, deletes_after="30 days"),)),
     "objects deleted elsewhere": of_store(rules=(replace(DAYS_30, prefix="logs/"),)),
-    "objects in the ice": of_store(
-        rules=(LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)
-    ),
+    "objects in the ice": of_store(rules=(LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)),
     "objects moved": of_store(rules=(LifecycleRule("r", "", moves_to="STANDARD_IA"),)),
     "locked": of_store(lock="GOVERNANCE 30 days"),
-    "locked, no checksum": of_store(
-        lock="GOVERNANCE 30 days", denied=("s3:PutObject", "no checksum")
-    ),
+    "locked, no checksum": of_store(lock="GOVERNANCE 30 days", denied=("s3:PutObject", "no checksum")),
     "unreadable": of_store(unreadable=((Issue.OBJECT_LOCK, "AccessDenied"),)),
     "airflow well": of_airflow(dags=WELL.dags | {"anabranch_hourly__other": True, "theirs": True}),
     "no dag": of_airflow(dags={}),
@@ -218,7 +207,7 @@ FOUND = {
     "no pool": of_airflow(slots=None),
     "an empty pool": of_airflow(slots=0),
     "no scheduler": of_airflow(is_scheduled=False),
-}
+}  # fmt: skip
 
 
 def test_the_findings(recorded: Callable[[Any], None]) -> None:
@@ -238,20 +227,17 @@ def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path)
     lake = new_lake(tmp_path)
     assert tables.find_optimizers(lake.table()) == []
     lake.move("main")
-    assert tables.find_optimizers(lake.table()) == [], (
-        "our own publishes are none of another program's"
-    )
+    why = "our own publishes are none of another program's"
+    assert tables.find_optimizers(lake.table()) == [], why
     with lake.table().transaction() as tx:
-        tx.set_properties(
-            {"history.expire.max-snapshot-age-ms": "1", "history.expire.max-ref-age-ms": "2"}
-        )
+        ages = ("history.expire.max-snapshot-age-ms", "history.expire.max-ref-age-ms")
+        tx.set_properties(dict(zip(ages, "12", strict=True)))
     rewrite(lake, "main")
     named, snapshots = tables.find_optimizers(lake.table())
     assert named == "its property history.expire.max-snapshot-age-ms"
     assert snapshots.startswith("1 snapshots that rewrote files or manifests, the newest of 20")
-    facts = tables.TableFacts(
-        optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),)
-    )
+    optimizers = ((lake.name, named), (lake.name, snapshots))
+    facts = tables.TableFacts(optimizers=optimizers, ref_ages=((lake.name, "2"),))
     found = [*tables.findings("lake", STREAM, facts)]
     assert checks(found) == {Issue.REF_AGE: "error", Issue.OPTIMIZER: "info"}
     expected = f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
@@ -261,9 +247,8 @@ def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path)
 
 def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -> None:
     sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
-    made = new_lake(
-        tmp_path, timeline=Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
-    )
+    opened = Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
+    made = new_lake(tmp_path, timeline=opened)
     assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
 
 
@@ -280,16 +265,13 @@ def test_the_next_step_of_an_hour() -> None:
 def store_of(objects: dict[str, bytes], **answers: Any) -> SimpleNamespace:
     """A store of one bucket with these objects."""
     given = {
-        "has_bucket": lambda bucket: True,
-        "clock": lambda bucket: NOW,
+        "has_bucket": lambda bucket: True, "clock": lambda bucket: NOW,
         "put": lambda bucket, key, body, type: objects.update({key: body}),
         "list_objects": lambda bucket, prefix: [(key, 0, NOW) for key in objects],
         "get": lambda bucket, key: objects[key],
-        "delete_objects": lambda bucket, keys: objects.clear(),
-        "versioning": lambda bucket: None,
-        "lifecycle": lambda bucket: (),
-        "lock": lambda bucket: None,
-    }
+        "delete_objects": lambda bucket, keys: objects.clear(), "versioning": lambda bucket: None,
+        "lifecycle": lambda bucket: (), "lock": lambda bucket: None,
+    }  # fmt: skip
     return SimpleNamespace(**(given | answers))
 
 
@@ -344,9 +326,7 @@ def test_java_is_missed_and_found_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert Issue.JAVA not in checks(local.findings(local.read(environment)))
 
 
-def test_a_user_without_a_name_and_a_temporary_folder_without_execution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nameless_user_and_a_bad_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = new_environment(tmp_path)
     found = checks(local.findings(local.read(environment)))
     assert not {Issue.USER, Issue.TEMPORARY} & found.keys()
@@ -354,10 +334,9 @@ def test_a_user_without_a_name_and_a_temporary_folder_without_execution(
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={tmp_path / 'gone'}")
     refused = [f for f in local.findings(local.read(environment)) if f.severity == "error"]
     assert {f.check for f in refused} >= {Issue.USER, Issue.TEMPORARY}
-    assert [f.remedy for f in refused if f.check is Issue.USER] == [
-        f"add an entry: echo 'anabranch:x:54321000:{os.getgid()}::/tmp:/bin/sh' >> /etc/passwd (or "
-        "nss_wrapper)"
-    ]
+    entry = f"anabranch:x:54321000:{os.getgid()}::/tmp:/bin/sh"
+    remedy = f"add an entry: echo '{entry}' >> /etc/passwd (or nss_wrapper)"
+    assert [f.remedy for f in refused if f.check is Issue.USER] == [remedy]
 
 
 def test_a_workers_python_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,13 +379,8 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
 
     def found(master: str, s3: S3 = keys, **conf: str) -> list[Finding]:
         spark = made.spark.model_copy(update={"master": master, "conf": made.spark.conf | conf})
-        environment = made.model_copy(
-            update={
-                "spark": spark,
-                "s3": s3,
-                "catalog": made.catalog.model_copy(update={"warehouse": "s3://b/w"}),
-            }
-        )
+        catalog = made.catalog.model_copy(update={"warehouse": "s3://b/w"})
+        environment = made.model_copy(update={"spark": spark, "s3": s3, "catalog": catalog})
         return [f for f in local.findings(local.read(environment)) if f.check is Issue.UNENCRYPTED]
 
     [finding] = found("spark://host:7077")
@@ -421,17 +395,14 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])
 def test_a_disk_without_room(tmp_path: Path, megabytes: int, severity: str | None) -> None:
-    facts = replace(
-        local.read(new_environment(tmp_path)), free=megabytes << 20, temporary="/a folder"
-    )
+    here = local.read(new_environment(tmp_path))
+    facts = replace(here, free=megabytes << 20, temporary="/a folder")
     found = [f for f in local.findings(facts) if f.check is Issue.DISK]
     assert [f.severity for f in found] == ([severity] if severity else [])
     assert all(f.remedy == "du -xhd1 '/a folder'" for f in found)
 
 
-def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jars_that_are_missing_or_altered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path))
     facts = local.read(new_environment(tmp_path))
     assert checks(local.findings(facts))[Issue.JARS] is Severity.WARNING
@@ -501,9 +472,8 @@ def test_a_family_has_one_dag_and_a_group_its_own() -> None:
 
 def test_a_paused_dag_of_a_group_is_found_and_its_streams_own_have_manual_runs() -> None:
     dags = dict.fromkeys([*WELL.dags, "anabranch_hourly_group__small"], True)
-    [of_group, of_stream] = airflow.findings(
-        [new_stream(group="small")], {}, replace(WELL, dags=dags)
-    )
+    streams, facts = [new_stream(group="small")], replace(WELL, dags=dags)
+    [of_group, of_stream] = airflow.findings(streams, {}, facts)
     assert of_group.found == "anabranch_hourly_group__small is paused: hours are not rebuilt"
     assert of_group.remedy.endswith("'^anabranch_.+__(small)$'")
     assert "anabranch_hourly__events is paused: manual runs do not start" in of_stream.found

@@ -46,8 +46,7 @@ NONE_LEFT_OUT = {"dead": 0, "duplicate": 0, "gap": 0, "gaps": {}}
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """Two sealed hours; the speed layer has read both, and the batch layer has accepted the
-    first."""
+    """Two sealed hours, both read by the speed layer, the first accepted by the batch layer."""
     made = new_proof(tmp_path)
     record(made, ledger.decision(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     record(made, ledger.decision(NEXT, "sealed", 0, CUT, NOW, served="speed"))
@@ -68,11 +67,8 @@ def sentences_of(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, s
     return sentences
 
 
-def test_an_accepted_hour(one: StreamLake, recorded: Recorded) -> None:
+def test_an_accepted_hour_and_one_that_waits(one: StreamLake, recorded: Recorded) -> None:
     recorded(sentences_of(one, HOUR))
-
-
-def test_a_sealed_hour_that_waits(one: StreamLake, recorded: Recorded) -> None:
     recorded(sentences_of(one, NEXT))
 
 
@@ -84,9 +80,7 @@ def test_a_refused_hour(one: StreamLake, recorded: Recorded) -> None:
     recorded(sentences_of(one, NEXT))
 
 
-def test_an_hour_that_was_refused_first_and_is_accepted_now(
-    one: StreamLake, recorded: Recorded
-) -> None:
+def test_an_hour_refused_first_and_accepted_now(one: StreamLake, recorded: Recorded) -> None:
     refused = {"served": "speed", "reason": "quality: no", "good": 6, "dead": 0}
     record(one, decide(NEXT, "refused", 1, CUT, NOW, **refused))
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
@@ -125,23 +119,18 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(recorded: Reco
 
 
 def test_an_accepted_hour_with_erased_records(recorded: Recorded) -> None:
-    facts = _facts(
-        [
-            decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, **NONE_LEFT_OUT),
-            decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1),
-        ]
-    )
+    accepted = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, **NONE_LEFT_OUT)
+    facts = _facts([accepted, decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1)])
     recorded(dict(explain_sentences(facts)))
     assert (facts.accepted_at, facts.revision) == (NOW, 1)
 
 
 def test_a_restatement_after_an_erasure_has_its_own_account() -> None:
     diff = {"missing": 1, "extra": 0, "changed": 0, "duplicate": 0, "unread": 0, "sample": []}
-    accepted = decide(
-        HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, **NONE_LEFT_OUT
-    )
+    given = {"served": "batch", "good": 4, **NONE_LEFT_OUT}
+    accepted = decide(HOUR, "accepted", 1, BEFORE, NOW, diff=diff, **given)
     erased = decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1)
-    restated = decide(HOUR, "accepted", 2, BEFORE, LATER, served="batch", good=4, **NONE_LEFT_OUT)
+    restated = decide(HOUR, "accepted", 2, BEFORE, LATER, **given)
     refused = decide(HOUR, "refused", 3, BEFORE, LATER, good=1, dead=0, reason="quality: no")
     facts = _facts([accepted, erased, restated, refused], accepted={HOUR: Accepted(2, BEFORE)})
     assert (facts.counts.good, facts.counts.erased, facts.diff) == (4, None, None)
@@ -164,9 +153,7 @@ def test_an_open_an_ended_and_a_coming_hour(one: StreamLake, recorded: Recorded)
     recorded(sentences_of(one, shift(HOUR, -1)))
 
 
-def test_a_main_that_is_not_the_serving_layers_is_shouted(
-    one: StreamLake, recorded: Recorded
-) -> None:
+def test_a_main_of_no_serving_layer_is_shouted(one: StreamLake, recorded: Recorded) -> None:
     assert explain.explain(job(one), HOUR, NOW).merged
     spoil(one, remove_hour=HOUR)
     recorded(sentences_of(one, HOUR))
@@ -205,9 +192,7 @@ ADOPTED = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
         "kafka lost it", "kafka lost it once accepted", "the ledger lost it", "skipped", "dropped",
     ],
 )  # fmt: skip
-def test_an_hour_of_which_something_is_gone(
-    hour: str, values: dict[str, Any], recorded: Recorded
-) -> None:
+def test_an_hour_that_lost_something(hour: str, values: dict[str, Any], recorded: Recorded) -> None:
     facts = _facts([], hour, **values)
     recorded(dict(explain_sentences(facts)) | {"to rebuild": facts.rebuild})
 
@@ -228,22 +213,19 @@ def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
 
 
 def test_since_when_a_layer_serves() -> None:
-    def row(kind: Kind, served: Layer, hour: int) -> LedgerRow:
-        return ledger.decision(
-            HOUR, kind, 1, None, datetime(2026, 11, 21, hour, tzinfo=UTC), served=served
-        )
+    def at(hour: int) -> datetime:
+        return datetime(2026, 11, 21, hour, tzinfo=UTC)
 
-    rows = [
-        row("sealed", "speed", 1),
-        row("accepted", "batch", 2),
-        row("served", "speed", 3),
-        row("served", "batch", 4),
-        row("accepted", "batch", 5),
-    ]
+    past: list[tuple[Kind, Layer]] = [
+        ("sealed", "speed"), ("accepted", "batch"), ("served", "speed"), ("served", "batch"),
+        ("accepted", "batch"),
+    ]  # fmt: skip
+    decided = enumerate(past, 1)
+    rows = [ledger.decision(HOUR, kind, 1, None, at(h), served=by) for h, (kind, by) in decided]
     assert served_since(rows[:1], "speed") is None
-    assert served_since(rows[:2], "batch") == datetime(2026, 11, 21, 2, tzinfo=UTC)
-    assert served_since(rows[:3], "speed") == datetime(2026, 11, 21, 3, tzinfo=UTC)
-    assert served_since(rows, "batch") == datetime(2026, 11, 21, 4, tzinfo=UTC)
+    assert served_since(rows[:2], "batch") == at(2)
+    assert served_since(rows[:3], "speed") == at(3)
+    assert served_since(rows, "batch") == at(4)
     # The ledger does not know of the change.
     assert served_since(rows[:2], "speed") is None
 

@@ -56,34 +56,19 @@ ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 _MANY = tuple(UnknownField(f"f{i}", 1, (0, 1), (0, 1)) for i in range(40))
 VIEW = StreamStatus(
-    stream="events",
-    topic="events",
-    topic_id="t",
-    topic_recreated=False,
-    position={0: 93, 1: 50},
-    position_since=NOW - timedelta(seconds=90),
-    late=None,
-    lag=Lag(7, {0: 7, 1: 0}),
-    last_publish={"speed": NOW, "batch": None, "main": NOW},
-    first_hour="2026-11-20T22",
-    open_hour="2026-11-21T02",
-    newest_accepted="2026-11-20T23",
-    accepted_at=NOW - timedelta(hours=2, minutes=50),
-    complete_through="2026-11-20T23",
-    waiting_since=NOW - timedelta(seconds=90),
-    to_seal=[],
-    backlog=["2026-11-21T00", "2026-11-21T01"],
-    refused=["2026-11-21T01"],
+    stream="events", topic="events", topic_id="t", topic_recreated=False, late=None, to_seal=[],
+    position={0: 93, 1: 50}, position_since=NOW - timedelta(seconds=90), lag=Lag(7, {0: 7, 1: 0}),
+    last_publish={"speed": NOW, "batch": None, "main": NOW}, waiting_since=NOW - timedelta(seconds=90),
+    first_hour="2026-11-20T22", open_hour="2026-11-21T02", newest_accepted="2026-11-20T23",
+    accepted_at=NOW - timedelta(hours=2, minutes=50), complete_through="2026-11-20T23",
+    backlog=["2026-11-21T00", "2026-11-21T01"], refused=["2026-11-21T01"],
     hours={"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
     unexplained={"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
-    dead_letters=11,
+    dead_letters=11, too_many_dead=["2026-11-21T02"], conflicts={"2026-11-21T00": 2, "2026-11-21T01": 3},
     dead_shares={"2026-11-21T01": HourShare(1, 9), "2026-11-21T02": HourShare(30, 40)},
-    too_many_dead=["2026-11-21T02"],
-    conflicts={"2026-11-21T00": 2, "2026-11-21T01": 3},
-    lost={"2026-11-20T23": 5},
-    retention=timedelta(days=7),
+    lost={"2026-11-20T23": 5}, retention=timedelta(days=7),
     unknown=UnknownFields(4, (UnknownField('col\n"our', 3, (0, 1), (0, 7)), *_MANY), 900),
-)
+)  # fmt: skip
 
 
 CONTENT = MainContent(
@@ -140,22 +125,19 @@ TWO = Fixed(
 
 
 def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str, ...], float]:
-    """Return the values of histograms, or of all other metrics, by name and labels in the order of
-    the labels' names."""
+    """Return the values of histograms, or of the others, by name and labels in order of name."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    chosen = (family for family in families if (family.type == "histogram") is of_histograms)
     return {
-        (
-            sample.name.removeprefix("anabranch_"),
-            *(sample.labels[name] for name in sorted(sample.labels)),
-        ): sample.value
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
-        for sample in family.samples
-        if (family.type == "histogram") is of_histograms
-    }
+        (s.name.removeprefix("anabranch_"), *(s.labels[label] for label in sorted(s.labels))): s.value
+        for family in chosen
+        for s in family.samples
+    }  # fmt: skip
 
 
-def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down(
+def test_prometheus_reads_every_stream_and_which_is_down(
     recorded: Callable[[Any], None],
 ) -> None:
     recorded({" ".join(key): value for key, value in _values(TWO).items()})
@@ -178,9 +160,8 @@ def test_durations_are_histograms_as_prometheus_counts_them() -> None:
     "file", ["deploy/grafana/dashboards/anabranch.json", "deploy/prometheus/alerts.yml"]
 )
 def test_dashboards_and_alerts_use_existing_metrics(file: str) -> None:
-    asked = set(
-        re.findall(r"\banabranch_\w+(?=[{\[)> ])", (ROOT / file).read_text(encoding="utf-8"))
-    )
+    text = (ROOT / file).read_text(encoding="utf-8")
+    asked = set(re.findall(r"\banabranch_\w+(?=[{\[)> ])", text))
     given = {f"anabranch_{key[0]}" for key in (*_values(TWO), *_values(TWO, of_histograms=True))}
     assert len(asked) > 5 and asked <= given
 
@@ -213,22 +194,17 @@ def test_a_scrape_of_the_page_reads_nothing_and_shows_the_newest_readings(tmp_pa
     now = NOW + timedelta(seconds=20)
     made = new_page(*jobs_of(tmp_path, "events", "away", "hangs", "new"), now=lambda: now)
     stale = NOW - timedelta(hours=1)
-    for name, known in {
-        "events": TimedValue(READ, NOW),
-        "away": TimedValue(READ, stale, Failure(NOW, "describe topic away: none")),
-        "hangs": TimedValue(READ, stale, asking_since=NOW - timedelta(seconds=11)),
-    }.items():
-        made.readers[name].reading = known
+    failed = Failure(NOW, "describe topic away: none")
+    made.readers["events"].reading = TimedValue(READ, NOW)
+    made.readers["away"].reading = TimedValue(READ, stale, failed)
+    waits = TimedValue(READ, stale, asking_since=NOW - timedelta(seconds=11))
+    made.readers["hangs"].reading = waits
     values = _values(made)
-    assert {key[1]: n for key, n in values.items() if key[0] == "up"} == {
-        "events": 1, "away": 0, "hangs": 0, "new": 0,
-    }  # fmt: skip
+    up = {key[1]: n for key, n in values.items() if key[0] == "up"}
+    assert up == {"events": 1, "away": 0, "hangs": 0, "new": 0}
     answered = {key[1]: n for key, n in values.items() if key[0] == "answered_timestamp_seconds"}
-    assert answered == {
-        "events": NOW.timestamp(),
-        "away": stale.timestamp(),
-        "hangs": stale.timestamp(),
-    }
+    late = stale.timestamp()
+    assert answered == {"events": NOW.timestamp(), "away": late, "hangs": late}
     # As of the reading, 20 s ago.
     assert values["freshness_seconds", "events"] == 90
     assert {key[-1] for key in values if key[0] == "dead_letters"} == {"events"}
@@ -262,8 +238,7 @@ def test_a_silent_broker_delays_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_page_whose_machine_has_a_wrong_clock_shows_no_stream_in_order(tmp_path: Path) -> None:
     """The hazard: by a slow clock, no hour has ended and no record waits for long."""
     one = new_proof(tmp_path)
-    ahead = Clock(lambda: datetime.now(UTC) + timedelta(hours=2))
-    one.lake.__dict__["clock"] = ahead
+    one.lake.__dict__["clock"] = Clock(lambda: datetime.now(UTC) + timedelta(hours=2))
     page = new_page(replace(job(one), kafka=kafka()))
     page.readers["events"].refresh()
     reading = page.readers["events"].reading
@@ -284,7 +259,6 @@ def test_a_reading_loads_the_state_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_stream_files_are_taken_up(tmp_path: Path) -> None:
     write_environment(tmp_path)
-
     write = partial(write_stream, tmp_path)
 
     def values() -> dict[tuple[str, ...], float]:
@@ -342,9 +316,10 @@ def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
     ended = datetime(2026, 11, 21, tzinfo=UTC)
+    took = (NOW - ended - timedelta(hours=1)).total_seconds()
     assert _of_groups(a=far, b=late, c=answer(None, None)) == {
         ("group_complete_through_timestamp_seconds", "small"): ended.timestamp(),
-        ("group_completeness_seconds", "small"): (NOW - ended - timedelta(hours=1)).total_seconds(),
+        ("group_completeness_seconds", "small"): took,
     }
     assert _of_groups(a=far, b=answer(None)) == {("group_completeness_seconds", "small"): 4 * 3600}
     assert _of_groups(a=far, b=scraped(None, group="small")) == {}

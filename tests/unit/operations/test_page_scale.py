@@ -1,5 +1,4 @@
-"""The status page of 50 streams with five years of hours each: what a request sends does not grow
-with the hours."""
+"""The status page of 50 streams with five years of hours: what it sends does not grow."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -45,8 +44,7 @@ def test_a_calendar_is_a_month_and_the_years_are_links(page: Page) -> None:
 
 
 def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
-    """A batch layer that was down for years: every one of its hours is named, and a month is still
-    a month."""
+    """A batch layer that was down for years: its hours are all named; a month is a month."""
     waiting = hours_between(shift(OPEN, -3 * 365 * 24), OPEN)
     stuck = five_years("stream_01", AS_OF, backlog=waiting, hours=dict.fromkeys(waiting, "speed"))
     show(page, AS_OF, stuck)
@@ -60,8 +58,7 @@ def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
 
 
 def test_no_request_reads_a_stream(page: Page) -> None:
-    """The lake's folder is of another table, and no Kafka runs: the page shows the readers'
-    values."""
+    """The lake's folder is another table's, and no Kafka runs: the readers' values are shown."""
     client = browser(page)
     for path in ("/", "/streams/stream_07"):
         assert client.get(path).status_code == 200

@@ -18,6 +18,7 @@ from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.snapshots import heads
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import dead_letters
 from anabranch.operations.reports.dead_letters import Letter
@@ -29,8 +30,7 @@ from serving_layer.layer_diff import Place
 def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("main",)) -> None:
     name = one.stream.dead_letters_table
     given = {
-        "topic_id": "t", "kafka_partition": 0, "ingest_hour": HOUR, "error_code": "malformed_json",
-        "layer": "x",
+        "topic_id": "t", "kafka_partition": 0, "ingest_hour": HOUR, "error_code": "malformed_json", "layer": "x",
     }  # fmt: skip
     staged = stage(one.lake, name, [given | row for row in rows])
     table = one.lake.load(name)
@@ -60,20 +60,15 @@ def test_bytes_of_any_kind_are_shown(data: bytes | None, longest: int, text: str
 
 def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake) -> None:
     at = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
+    whole = {"key": b"k", "kafka_timestamp": at, "error_text": "broken"}
     bury(
         one,
-        {"kafka_offset": 3, "value": b"{c"},
-        {
-            "kafka_offset": 1, "value": b"{a\x00\xff", "key": b"k", "kafka_timestamp": at,
-            "error_text": "broken",
-        },
+        {"kafka_offset": 3, "value": b"{c"}, {"kafka_offset": 1, "value": b"{a\x00\xff", **whole},
         {"kafka_offset": 2, "error_code": "null_value"},
         {"kafka_offset": 4, "ingest_hour": NEXT, "value": b"{d"},
     )  # fmt: skip
     bury(one, {"kafka_offset": 9, "value": b"speed's own"}, branches=("speed",))
-
     view = dead_letters.letters(job(one), None, 2)
-
     assert [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons] == [
         ("malformed_json", 3, HOUR, NEXT), ("null_value", 1, HOUR, HOUR),
     ]  # fmt: skip
@@ -85,11 +80,8 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
 
 
 def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    bury(
-        one,
-        {"kafka_offset": 1, "value": b"{"},
-        {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT},
-    )
+    of_next = {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT}
+    bury(one, {"kafka_offset": 1, "value": b"{"}, of_next)
     view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
     assert [s.offset for r in view.reasons for s in r.samples] == [2]
     print_text(letters_text(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3)))
@@ -117,16 +109,13 @@ def accept_before(one: StreamLake) -> None:
 
 def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> None:
     accept_before(one)
-    # 4 is the same, 5 repeats a row of the hour before, 6 one of its own hour, 7 changed, 8 in
-    # speed alone, 9 in batch.
+    # 4 is the same, 5 repeats the hour before, 6 its own, 7 changed, 8 in speed alone, 9 in batch.
     speed = [
         event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, n=1), event(0, 8),
     ]  # fmt: skip
     read(one, speed, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
-
     view = dead_letters.compare(job(one), NEXT, 5, 0).difference
-
     assert view.diff == Diff(missing=1, extra=1, changed=1, duplicate=2, unread=0)
     assert (view.speed_rows, view.batch_rows) == (5, 3)
     assert view.unexplained == {"missing": 1, "extra": 1, "changed": 1}
@@ -150,9 +139,7 @@ def test_a_row_that_the_other_layer_made_a_dead_letter_is_explained(one: StreamL
     # A dead letter of the hour before is none of this hour.
     bury(one, {"kafka_offset": 5, "ingest_hour": HOUR}, branches=("batch",))
     accept(one, NEXT, CUT, [event(0, o) for o in (4, 7, 8, 9)])
-
     view = dead_letters.compare(job(one), NEXT, 5, 0).difference
-
     assert view.diff == Diff(3, 2, 0, 0, 0, missing_dead=2, extra_dead=1)
     assert view.unexplained == {"missing": 1, "extra": 1}
     assert [(s.kind, s.offset) for s in view.samples] == [
@@ -168,9 +155,7 @@ def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) 
         update.update_column("n", LongType())
         update.add_column("later", StringType())
     accept(one, NEXT, CUT, [event(0, 4, later="a"), event(0, 5, n=8, later="b")])
-
     view = dead_letters.compare(job(one), NEXT, 5, 0).difference
-
     assert view.diff == Diff(missing=0, extra=0, changed=1, duplicate=0, unread=0)
     [changed] = view.samples
     assert (changed.offset, changed.columns) == (5, ("n",))
@@ -195,11 +180,8 @@ def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) ->
 
 def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) -> None:
     accept_before(one)
-    read(
-        one,
-        [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")],
-        {0: 10},
-    )
+    later = [event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")]
+    read(one, [event(0, 4), *later], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
     view = dead_letters.compare(job(one), NEXT, 0, 100).duplicates
     assert [(d.offset, d.key, d.repeats) for d in view.duplicates] == [
@@ -216,29 +198,26 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-2")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
-    none = replace(
-        job(one),
-        stream=one.stream.model_copy(
-            update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}
-        ),
-    )
-    view = dead_letters.compare(none, NEXT, 0, 5).duplicates
-    assert (view.counted, view.found) == (1, 0)
-    assert (
-        view.untold
-        == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
-    )
+    batch = one.stream.batch.model_copy(update={"lookback_hours": 0})
+    view = dead_letters.compare(job_of(one, batch=batch), NEXT, 0, 5).duplicates
+    assert (view.counted, view.found, view.untold) == (1, 0, NOT_FOUND)
+
+
+NOT_FOUND = (
+    "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
+)
+
+
+def job_of(one: StreamLake, **stream: Any) -> Job:
+    return replace(job(one), stream=one.stream.model_copy(update=stream))
 
 
 def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     accept_before(one)
-    read(
-        one,
-        [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)],
-        {0: 10},
-    )
+    same = [event(0, o, id="x", n=None) for o in (4, 5)]
+    read(one, [*same, event(0, 6, id="x", n=1)], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
-    two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
+    two_parts = job_of(one, key=("id", "n"))
     (duplicate,) = dead_letters.compare(two_parts, NEXT, 0, 5).duplicates.duplicates
     assert (duplicate.offset, duplicate.key) == (5, {"id": "x", "n": None})
     assert duplicate.repeats == Place(NEXT, 0, 4)
@@ -246,26 +225,19 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
 
 def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> None:
     accept_before(one)
-    read(
-        one, [event(0, 4, n=None), event(0, 5, n=None), event(0, 6, n=1), event(0, 7, n=1)], {0: 10}
-    )
+    rows = [event(0, o, n=n) for o, n in ((4, None), (5, None), (6, 1), (7, 1))]
+    read(one, rows, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
-    keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
-    view = dead_letters.compare(keyed_by_n, NEXT, 0, 5).duplicates
-    assert [d.offset for d in view.duplicates] == [7]
-    assert (
-        view.untold
-        == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
-    )
+    view = dead_letters.compare(job_of(one, key=("n",)), NEXT, 0, 5).duplicates
+    assert ([d.offset for d in view.duplicates], view.untold) == ([7], NOT_FOUND)
 
 
 def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
-    assert dead_letters.compare(job(one), NEXT, 0, 5).duplicates.found == 1, (
-        "there was nothing to lose"
-    )
+    # There was something to lose.
+    assert dead_letters.compare(job(one), NEXT, 0, 5).duplicates.found == 1
     state = one.state()
     timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
     drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
@@ -280,14 +252,14 @@ def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake
 
 def test_the_text_for_unknown_duplicates() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
-    assert dead_letters.not_found_reason(skipped, NEXT, 3, 3) is None
-    assert "the speed layer skipped it, wholly or in part" in str(
-        dead_letters.not_found_reason(skipped, NEXT, 3, 1)
-    )
-    assert str(dead_letters.not_found_reason(skipped, NEXT, 1, 3)).startswith(
-        "2 more than the ledger counts"
-    )
-    assert "the ledger has no count" in str(dead_letters.not_found_reason(skipped, NEXT, None, 0))
+
+    def why(counted: int | None, found: int) -> str | None:
+        return dead_letters.not_found_reason(skipped, NEXT, counted, found)
+
+    assert why(3, 3) is None
+    assert "the speed layer skipped it, wholly or in part" in str(why(3, 1))
+    assert str(why(1, 3)).startswith("2 more than the ledger counts")
+    assert "the ledger has no count" in str(why(None, 0))
 
 
 def test_the_command_adds_the_rows(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,8 @@ def field(
 
 def row(hour: str, start: int, *fields: UnknownField, others: int = 0) -> LedgerRow:
     account = HourAccount(unknown=UnknownFields(9, fields, others))
-    return ledger.decision(
-        hour, "accepted", 1, Cut("t", {0: (start, start + 10)}), NOW, account=account
-    )
+    cut = Cut("t", {0: (start, start + 10)})
+    return ledger.decision(hour, "accepted", 1, cut, NOW, account=account)
 
 
 def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> None:
@@ -51,22 +50,18 @@ def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> Non
         row("2026-11-21T02", 20),
     ]
     view = drift_of(stream(), rows, "t", {0: 10})
-    assert [(f.name, f.records, f.hours, f.type, f.samples) for f in view.fields] == [
-        ("size", 6, 2, "DOUBLE", ["1", "1.5"]),
-        ("colour", 2, 1, "STRING", ['"a"']),
-    ]
+    expected = [("size", 6, 2, "DOUBLE", ["1", "1.5"]), ("colour", 2, 1, "STRING", ['"a"'])]
+    assert [(f.name, f.records, f.hours, f.type, f.samples) for f in view.fields] == expected
     assert view.schema is not None
     assert view.schema.endswith("platform STRING, size DOUBLE, colour STRING")
     assert (view.restate, view.gone, view.others) == (["2026-11-21T01"], ["2026-11-21T00"], 4)
     assert [c.split()[1] for c in view.commands] == ["apply", "batch"]
-    assert view.commands[1].startswith(
-        "anabranch batch game_events --hour 2026-11-21T01 --restate --why"
-    )
+    command = "anabranch batch game_events --hour 2026-11-21T01 --restate --why"
+    assert view.commands[1].startswith(command)
     # Hours that follow each other are restated by one command.
     held = [row(f"2026-11-21T{n:02}", n, field("size")) for n in (1, 2, 3, 5)]
-    assert [c.split()[4] for c in drift_of(stream(), held, "t", {0: 0}).commands[1:]] == [
-        "2026-11-21T01..2026-11-21T03", "2026-11-21T05",
-    ]  # fmt: skip
+    commands = drift_of(stream(), held, "t", {0: 0}).commands[1:]
+    assert [c.split()[4] for c in commands] == ["2026-11-21T01..2026-11-21T03", "2026-11-21T05"]
     # Another topic holds none of them.
     assert drift_of(stream(), rows, "other", {}).restate == []
 
@@ -101,11 +96,8 @@ def test_fields_of_rows_in_an_envelope() -> None:
 
 
 def test_fields_inside_others() -> None:
-    schema = {
-        "items": "ARRAY<STRUCT<n: INT>>",
-        "m": "MAP<STRING, INT>",
-        "level": {"type": "INT", "from": "payload.level"},
-    }
+    level = {"type": "INT", "from": "payload.level"}
+    schema = {"items": "ARRAY<STRUCT<n: INT>>", "m": "MAP<STRING, INT>", "level": level}
     of = stream().model_copy(update={"columns": parse_schema(schema)})
     names = ("items[].x", "items[].n", "m{}.x", "payload.of.x", "payload.x", "payload.level.x")
     view = drift_of(of, [row("2026-11-21T00", 0, *map(field, names))], "t", {0: 0})
@@ -118,28 +110,16 @@ def test_fields_inside_others() -> None:
         "m{}.x": "if it is inside m, restate its hours: a column reads all of that",
     }
     assert view.schema is None and [c.split()[1] for c in view.commands] == ["batch"]
-    debezium = {
-        "format": FormatSettings(envelope="debezium"),
-        "columns": parse_schema({"s": "STRUCT<a: INT>"}),
-    }
-    of = stream().model_copy(update=debezium)
+    columns, envelope = parse_schema({"s": "STRUCT<a: INT>"}), FormatSettings(envelope="debezium")
+    of = stream().model_copy(update={"format": envelope, "columns": columns})
     [one] = drift_of(of, [row("2026-11-21T00", 0, field("s.x"))], "t", {}).fields
     assert one.obstacle == "add it to the STRUCT at s, or a column with `from: row.s.x`"
 
 
 def test_names_unfit_for_columns_are_listed_with_why(capsys: pytest.CaptureFixture[str]) -> None:
     names = [
-        "n" * 100,
-        "a b",
-        "x'; --",
-        "Level",
-        "KAFKA_OFFSET",
-        "_Deleted",
-        "kafka_key",
-        "esc\x1b[2J\n",
-        "new",
-        "NEW",
-    ]
+        "n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "_Deleted", "kafka_key", "esc\x1b[2J\n", "new", "NEW",
+    ]  # fmt: skip
     fields = (*(field(n, 11 - i) for i, n in enumerate(names)), field("level"))
     view = drift_of(stream(), [row("2026-11-21T00", 0, *fields)], "t", {})
     assert [f.name for f in view.fields if f.obstacle is None] == ["new", "level"]
@@ -153,12 +133,9 @@ def test_names_unfit_for_columns_are_listed_with_why(capsys: pytest.CaptureFixtu
 def test_the_column_that_rescues_is_no_field(tmp_path: Path) -> None:
     streams = tmp_path / "streams"
     streams.mkdir()
-    text = (
-        (CONF / "streams" / "game_events.yaml")
-        .read_text()
-        .replace("expectations:", "unknown: rescue\n# ")
-    )
-    (streams / "game_events.yaml").write_text(text)
+    text = (CONF / "streams" / "game_events.yaml").read_text()
+    rescued = text.replace("expectations:", "unknown: rescue\n# ")
+    (streams / "game_events.yaml").write_text(rescued)
     rescuing = load_stream("game_events", tmp_path)
     assert rescuing.columns[-1].name == "rescued"
     view = drift_of(rescuing, [row("2026-11-21T00", 0, field("rescued"), field("new"))], "t", {})
@@ -191,9 +168,8 @@ def test_a_type_is_guessed_wide(value: object, kind: str | None) -> None:
 
 
 def test_types_that_differ_are_text() -> None:
-    assert [combine("BIGINT", "DOUBLE"), combine(None, "DATE"), combine("BIGINT", "STRING")] == [
-        "DOUBLE", "DATE", "STRING",
-    ]  # fmt: skip
+    pairs = (("BIGINT", "DOUBLE"), (None, "DATE"), ("BIGINT", "STRING"))
+    assert [combine(*pair) for pair in pairs] == ["DOUBLE", "DATE", "STRING"]
 
 
 @pytest.mark.parametrize("form", ["object", "payload", "text", "before"])
@@ -246,9 +222,8 @@ def test_a_sample_shows_the_shape_of_a_value_and_not_the_value(sample: str, shap
 
 
 def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
-    taken = sampled(
-        UnknownField("auth", 1, (0, 0), (0, 0)), [{"auth": {"token": "hunter2", "pin": 4711}}]
-    )
+    auth = UnknownField("auth", 1, (0, 0), (0, 0))
+    taken = sampled(auth, [{"auth": {"token": "hunter2", "pin": 4711}}])
     assert taken.sample == '{"token": "aaaaaa9", "pin": 9999}' and taken.type is not None
 
 
@@ -260,8 +235,6 @@ def test_the_ledger_keeps_them() -> None:
 def test_a_field_that_the_subject_lacks_is_added_by_the_subject_alone() -> None:
     of_subject = stream().model_copy(update={"subject_schema": SubjectSchema()})
     view = drift_of(of_subject, [row("2026-11-21T00", 0, field("new"), field("level"))], "t", {})
-    assert {f.name: f.obstacle for f in view.fields} == {
-        "new": f"register a version of subject {of_subject.topic}-value that has the field",
-        "level": None,
-    }
+    why = f"register a version of subject {of_subject.topic}-value that has the field"
+    assert {f.name: f.obstacle for f in view.fields} == {"new": why, "level": None}
     assert view.schema is None and [c.split()[1] for c in view.commands] == ["batch"]

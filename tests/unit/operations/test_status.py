@@ -43,8 +43,7 @@ PATIENCE = timedelta(minutes=10)
         (0, timedelta(days=1), None, None),
         (5, timedelta(days=1), None, None),
         (5, timedelta(minutes=10), timedelta(minutes=10), None),
-        # After an idle night the first record waits for seconds; a backlog of old records is read
-        # as fast as it can be.
+        # After an idle night the first record waits for seconds; a backlog is read at full speed.
         (5, timedelta(hours=8), timedelta(seconds=30), None),
         (5, timedelta(seconds=2), timedelta(hours=8), None),
         (
@@ -61,11 +60,8 @@ def test_a_speed_layer_is_late_when_a_record_waits_and_nothing_moves(
 
 
 def test_the_fresh_through_promise_shows_a_late_speed_layer() -> None:
-    for fresh, expected in (
-        (None, PATIENCE),
-        (timedelta(seconds=10),) * 2,
-        (timedelta(hours=1), PATIENCE),
-    ):
+    second = timedelta(seconds=10)
+    for fresh, expected in ((None, PATIENCE), (second, second), (timedelta(hours=1), PATIENCE)):
         assert late_after(new_stream(slo=Slo(fresh=fresh)), PATIENCE) == expected
 
 
@@ -77,8 +73,7 @@ MS = int(NOW.timestamp() * 1000)
     [
         ([], None),
         ([MS - 5_000, MS - 9_000], NOW - timedelta(seconds=9)),
-        # What main is fresh through bounds what an old stamp would say; nothing was received after
-        # now.
+        # What main is fresh through bounds what an old stamp says; nothing was received later.
         ([MS - 3_600_000], NOW - timedelta(minutes=1)),
         ([-1], NOW - timedelta(minutes=1)),
         ([MS + 60_000], NOW),
@@ -88,9 +83,8 @@ MS = int(NOW.timestamp() * 1000)
 def test_a_record_waits_since_kafka_received_it(stamps: list[int], since: datetime | None) -> None:
     assert waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since
     if stamps and since == NOW - timedelta(minutes=1):
-        assert waiting_since(stamps, None, NOW) == datetime.fromtimestamp(
-            max(0, stamps[0]) / 1000, UTC
-        )
+        stamp = datetime.fromtimestamp(max(0, stamps[0]) / 1000, UTC)
+        assert waiting_since(stamps, None, NOW) == stamp
 
 
 def of_batch_alone(folder: Path) -> StreamLake:
@@ -186,8 +180,7 @@ def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.Monk
     assert viewed(one, end=10).lag.offsets == 10
 
 
-# `anabranch status --list`: every stream of the folder, whether its table is there, and what is
-# wrong with its file.
+# `anabranch status --list`: every stream of the folder, its table, what its file lacks.
 
 
 @pytest.fixture
@@ -223,21 +216,16 @@ def test_a_wrong_file_is_named_beside_the_others(conf: Path) -> None:
     result = run(conf, "--group", "small")
     assert result.exit_code == 1
     assert "streams/b.yaml: table: required key, found none" in result.stdout
-    assert [(s["stream"], s["group"], s["state"]) for s in as_json(conf, "--group", "small")] == [
-        ("a", "small", "new"),
-        ("b", "small", "broken"),
-    ]
+    found = [(s["stream"], s["group"], s["state"]) for s in as_json(conf, "--group", "small")]
+    assert found == [("a", "small", "new"), ("b", "small", "broken")]
 
 
 def test_a_table_of_two_streams_is_broken_for_the_second(conf: Path) -> None:
     text = (conf / "streams" / "a.yaml").read_text()
     (conf / "streams" / "b.yaml").write_text(text)
     found = {s["stream"]: s for s in as_json(conf)}
-    assert {name: s["state"] for name, s in found.items()} == {
-        "a": "new",
-        "b": "broken",
-        "c": "new",
-    }
+    expected = {"a": "new", "b": "broken", "c": "new"}
+    assert {name: s["state"] for name, s in found.items()} == expected
     assert "expected a table of its own" in found["b"]["error"]
 
 
