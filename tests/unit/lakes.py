@@ -6,8 +6,8 @@ import shutil
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -230,6 +230,13 @@ class StreamLake:
         tx.update_snapshot(branch=branch).fast_append().commit()
         self.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
         return heads(self.table())[branch]
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Fail if a branch of the rows' table moves meanwhile."""
+        before = self.state().heads
+        yield
+        assert self.state().heads == before
 
     def metadata_files(self) -> set[str]:
         """The manifests and manifest lists that storage holds."""
