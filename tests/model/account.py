@@ -10,9 +10,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
-from eraser import is_erased
+from eraser import is_erased, outstanding
 from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 
 from anabranch.iceberg.snapshots import BRANCHES
@@ -28,106 +27,77 @@ Place = tuple[int, int]
 
 def check(world: World) -> None:
     """The invariants of every moment. Raises Violation."""
-    assert world.letters is not None
-    named = frozenset(
-        f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state)
-    )
+    named = _named_files(world)
     _check_letters(world.letters)
     _check_decisions(world.lake, world.ledger, world.restored > 0)
     _check_offsets(world.lake, world.letters, named, world.ledger, world.kafka)
 
 
 def check_kept(before: World, after: World) -> None:
-    """No step takes a record from the rows and dead letters that `main` served. Raises
-    Violation."""
+    """No step takes a record from what `main` served, rows and dead letters. Or a Violation."""
     if after.lake is before.lake and after.letters is before.letters:
         return
-    assert after.letters is not None
     expired, letters = after.lake.state.expired, retention.letters_expired(after.letters.table)
-    kept = {
-        hour
-        for world in (before, after)
-        for hour in _of_main(world)
-        if hour not in expired and hour not in letters
-    }
-    rows = [
-        {row for hour, of_hour in _of_main(world).items() if hour in kept for row in of_hour}
-        for world in (before, after)
-    ]
+    worlds = [_of_main(world) for world in (before, after)]
+    kept = {h for of in worlds for h in of if h not in expired and h not in letters}
+    rows = [{row for h, of_hour in of.items() if h in kept for row in of_hour} for of in worlds]
     kafka, state = after.kafka, after.lake.state
-    if gone := sorted(
-        row for row in rows[0] - rows[1] if not is_erased(kafka, state, state.timeline.open, row)
-    ):
-        raise Violation(f"main served {gone}, and does not any more")
+    gone = [r for r in rows[0] - rows[1] if not is_erased(kafka, state, state.timeline.open, r)]
+    if gone:
+        raise Violation(f"main served {sorted(gone)}, and does not any more")
+
+
+def _named_files(world: World) -> frozenset[File]:
+    """The staged dead letters that a publish of rows names."""
+    named = dead_letters.named_files(world.lake.state)
+    return frozenset(f for f in world.storage if f.file_path in named)
 
 
 def _of_main(world: World) -> dict[str, list[Row]]:
-    assert world.letters is not None
-    named = frozenset(
-        f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state)
-    )
-    return served(world.lake, world.letters, named)
+    return served(world.lake, world.letters, _named_files(world))
 
 
 def check_rest(world: World) -> None:
     """The invariants once all actors are at rest. Raises Violation."""
-    lake, letters, known = (
-        world.lake,
-        world.letters,
-        {row.decision_id for row in map(ledger_row, world.ledger)},
-    )
-    assert letters is not None
+    lake, letters = world.lake, world.letters
+    known = {row.decision_id for row in map(ledger_row, world.ledger)}
     if left := [row.decision_id for row in lake.state.decisions if row.decision_id not in known]:
         raise Violation(f"at rest, the ledger lacks {left}")
-    if left := [item["id"] for item in _outstanding(lake, letters)]:
+    if left := [item["id"] for item in outstanding(lake.state, letters)]:
         raise Violation(f"at rest, the dead letters {left} are not published")
     main = served(lake, letters, frozenset())
     expired = _expired(lake, letters, world.ledger)
-    lacks = {
-        row
-        for row in world.kafka.rows
-        if row not in {row for rows in main.values() for row in rows}
-    }
-    lacks = {row for row in lacks if row[:2] not in expired}
-    lacks = {
-        row
-        for row in lacks
-        if not is_erased(world.kafka, lake.state, lake.state.timeline.open, row)
-    }
+    there = {row for rows in main.values() for row in rows}
+    lacks = {row for row in world.kafka.rows if row not in there and row[:2] not in expired}
+    now = lake.state.timeline.open
+    lacks = {row for row in lacks if not is_erased(world.kafka, lake.state, now, row)}
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     lost = _said_lost(lake, main, world.ledger)
-    # The length of an ended log behind the last cut is unknown: the adoption itself records it as
-    # lost.
+    # The length of an ended log behind the last cut is unknown: the adoption records the loss.
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
-    unknown = {
-        row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut
-    }
+    others = (*world.kafka.past, *world.kafka.elsewhere)
+    unknown = {row for row, id in others if (id, row[:2]) not in cut}
     # The account of an hour counts what compaction took before anybody read it.
-    if untold := [
-        row for row in sorted(lacks - unknown - world.kafka.compacted) if row[:2] not in lost
-    ]:
+    read = sorted(lacks - unknown - world.kafka.compacted)
+    if untold := [row for row in read if row[:2] not in lost]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
 
 
 @cache
 def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[Row]]:
-    """Return the rows of `main` and its dead letters by hour, once those that wait are published
-    from the files `named`."""
+    """Return `main`'s rows and dead letters by hour, once those in files `named` are published."""
     state = lake.state
-    branches = {
-        b: {h: list(fs.values()) for h, fs in letters.files_by_hour(b).items()} for b in BRANCHES
-    }
-    for item in _outstanding(lake, letters):
+    hours = {b: letters.files_by_hour(b).items() for b in BRANCHES}
+    branches = {b: {h: list(files.values()) for h, files in of} for b, of in hours.items()}
+    for item in outstanding(lake.state, letters):
         files = tuple(f for f in named if f.file_path in item["paths"])
         hour_of = {f.file_path: f.hour for f in files}
         # type: ignore[arg-type]
         for change in dead_letters.plan_changes(state, item, files, hour_of):
             branch = branches[change.branch]
-            copied = {
-                hour: list(branches[source].get(hour, [])) for hour, source in change.copy.items()
-            }
+            copied = {hour: [*branches[of].get(hour, [])] for hour, of in change.copy.items()}
             branch.update({hour: [] for hour in change.clear} | copied)
             for file in change.add:
                 known = branch.get(file.hour, [])  # type: ignore[attr-defined]
@@ -138,36 +108,23 @@ def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[
     return by_hour
 
 
-def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
-    """The dead letters that a publish of rows named, and that their own table has not."""
-    waiting = lake.state.dead_letters
-    return [
-        i
-        for i in waiting
-        if dead_letters.is_due(lake.state, i) and not dead_letters.is_done(letters.table, i)
-    ]
-
-
 @cache
 def _check_letters(letters: Lake) -> None:
     expired = retention.letters_expired(letters.table)
     for branch in BRANCHES:
         if back := sorted({f.hour for f in letters.files(branch) if f.hour in expired}):
             raise Violation(f"the dead letters of {branch} have rows of {back}, which have expired")
+        files = letters.files(branch)
         if twice := [row for row, count in Counter(letters.rows(branch)).items() if count > 1]:
-            raise Violation(
-                f"the dead letters of {branch} have {twice} more than once: {letters.files(branch)}"
-            )
+            raise Violation(f"the dead letters of {branch} have {twice} more than once: {files}")
 
 
 @cache
 def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> None:
-    """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of
-    every hour."""
+    """Every seal and revision of an hour has one row, in the ledger or waiting for it."""
     state, recorded = lake.state, [ledger_row(text) for text in ledger]
-    if twice := [
-        id for id, count in Counter(row.decision_id for row in recorded).items() if count > 1
-    ]:
+    counts = Counter(row.decision_id for row in recorded)
+    if twice := [id for id, count in counts.items() if count > 1]:
         raise Violation(f"the ledger has {twice} more than once")
     known = {row.decision_id for row in recorded}
     waiting = [row for row in state.decisions if row.decision_id not in known]
@@ -177,9 +134,8 @@ def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> Non
         revisions = sorted(row.revision for row in of_hour if row.decision == "accepted")
         accepted = state.accepted[hour].revision if hour in state.accepted else len(revisions)
         if revisions != list(range(1, accepted + 1)) or bool(revisions) != state.is_accepted(hour):
-            raise Violation(
-                f"{hour} is accepted as revision {accepted}, the ledger says {revisions}"
-            )
+            said = f"{hour} is accepted as revision {accepted}"
+            raise Violation(f"{said}, the ledger says {revisions}")
         seals = [row.cut for row in of_hour if row.decision == "sealed"]
         if len(seals) != 1 and not restored:
             raise Violation(f"{hour} is sealed, the ledger says so {len(seals)} times")
@@ -196,10 +152,8 @@ def _check_offsets(
     if state.retained_hours:
         # The speed layer's rows replace what a merge kept as soon as they cover the hour.
         return
-    counts, gone = (
-        Counter(row for rows in main.values() for row in rows),
-        retention.letters_expired(letters.table),
-    )
+    counts = Counter(row for rows in main.values() for row in rows)
+    gone = retention.letters_expired(letters.table)
     if twice := [row for row, count in counts.items() if count > 1]:
         raise Violation(f"main and its dead letters have {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
@@ -210,22 +164,16 @@ def _check_offsets(
         cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())} - placed
         erased = current.erased or 0 if (current := _current(lake, ledger, hour)) is not None else 0
         if _cut(row).topic_id == kafka.id:
-            controls = sum(
-                kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p])
-            )
+            unheld = [(p, o) for p, o in cut - places if o < len(kafka.log[p])]
+            controls = sum(kafka.shown(p, o) == "control" for p, o in unheld)
             if (row.gaps or {}).get("control", 0) > controls:
-                raise Violation(
-                    f"{hour} is accepted with {row.gaps} in gaps, the log has {controls} control "
-                    "records"
-                )
+                found = f"the log has {controls} control records"
+                raise Violation(f"{hour} is accepted with {row.gaps} in gaps, {found}")
         if places - cut or len(cut - places) != (row.gap or 0) + erased:
-            raise Violation(
-                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps and {erased} "
-                f"erased, main and its dead letters have {sorted(places)}"
-            )
-        absent = {
-            r[:2] for r in kafka.rows if r[:2] in cut - places and is_erased(kafka, state, hour, r)
-        }
+            said = f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps and {erased}"
+            raise Violation(f"{said} erased, main and its dead letters have {sorted(places)}")
+        others = [row for row in kafka.rows if row[:2] in cut - places]
+        absent = {row[:2] for row in others if is_erased(kafka, state, hour, row)}
         if len(absent) != erased:
             raise Violation(f"{hour} is accepted with {erased} erased, {sorted(absent)} are")
     # Before an adoption the position says nothing of a log that is another one.
@@ -236,18 +184,14 @@ def _check_offsets(
         given = [row for row in read if row not in kafka.compacted and row[:2] not in expired]
         given = [row for row in given if not is_erased(kafka, state, state.timeline.open, row)]
         if missing := [row for row in given if row not in counts and row[:2] not in lost]:
-            raise Violation(
-                f"the position is {state.position.offsets}, main and its dead letters lack "
-                f"{missing}"
-            )
+            said = f"the position is {state.position.offsets}"
+            raise Violation(f"{said}, main and its dead letters lack {missing}")
 
 
 def _expired(lake: Lake, letters: Lake, ledger: tuple[str, ...]) -> set[Place]:
     """The places of the hours whose rows, or dead letters, have expired."""
-    accepted, gone = (
-        _newest_accepted(lake, ledger).items(),
-        retention.letters_expired(letters.table),
-    )
+    accepted = _newest_accepted(lake, ledger).items()
+    gone = retention.letters_expired(letters.table)
     hours = {hour for hour, _ in accepted if lake.state.is_expired(hour) or hour in gone}
     return {place for hour, row in accepted if hour in hours for place in _places(_cut(row).ranges)}
 
@@ -255,8 +199,7 @@ def _expired(lake: Lake, letters: Lake, ledger: tuple[str, ...]) -> set[Place]:
 def _said_lost(
     lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]
 ) -> set[Place]:
-    """The places that are said to be lost: by the speed layer, and where the ledger counts as many
-    gaps in an hour as `main` lacks of it."""
+    """The places said to be lost: by the speed layer, or in the ledger as an hour's gaps."""
     lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
     places = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():
@@ -286,7 +229,6 @@ def _current(lake: Lake, recorded: tuple[str, ...], hour: str) -> LedgerRow | No
 
 
 def _cut(row: LedgerRow) -> Cut:
-    assert row.cut is not None
     return row.cut
 
 

@@ -23,8 +23,7 @@ from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.prepare import CommitFate
 from anabranch.iceberg.s3 import Compared
-from anabranch.iceberg.snapshots import BRANCHES, Staged
-from anabranch.iceberg.staging import Written
+from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.lifecycle import maintenance
 from anabranch.protocol import (
     acts,
@@ -44,6 +43,7 @@ from anabranch.protocol.state import NOTHING_CONFIRMED, Confirmed, check_log_end
 from anabranch.protocol.topic_change import Log
 
 Step = tuple[str, World, "Actor"]
+Offsets = tuple[tuple[int, int], ...]
 # No decision of the model rests on when an operator spoke.
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 NIGHT = timedelta(hours=13)
@@ -53,28 +53,19 @@ SPARED = timedelta(days=1)
 
 @cache
 def decide(
-    lake: Lake,
-    kafka: Kafka,
-    last: Lake,
-    grace: timedelta,
-    needed: tuple[tuple[int, int], ...],
-    at_once: int | None,
+    lake: Lake, kafka: Kafka, last: Lake, grace: timedelta, needed: Offsets, at_once: int | None
 ) -> ResolvedState | None:
-    """Return what `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and
-    of the version loaded."""
+    """Return what `HourClock.decide` makes of Kafka, by version `last` and the version loaded."""
     upto = dict(needed) or None
-    return sealing.resolve_state(
-        lake.state, sealing.ask(kafka, TOPIC, last.state, kafka.now, grace, upto, at_most=at_once)
-    )
+    answer = sealing.ask(kafka, TOPIC, last.state, kafka.now, grace, upto, at_most=at_once)
+    return sealing.resolve_state(lake.state, answer)
 
 
 def is_stopped(world: World, lake: Lake) -> str | None:
-    """Why each job that starts from a version of the table ends with a request for `anabranch
-    adopt`; or None."""
+    """Why jobs from a version of the table end with a request for `anabranch adopt`; or None."""
     try:
         topic = world.kafka.describe(TOPIC)
         check_topic(lake.state.position, topic, TOPIC)
-        assert topic is not None
         check_log_end(lake.state.position, world.kafka.stable_ends(topic), TOPIC)
     except PositionError as error:
         return str(error)
@@ -82,16 +73,14 @@ def is_stopped(world: World, lake: Lake) -> str | None:
 
 
 def is_waiting(world: World) -> bool:
-    """Whether a decision lacks its ledger row, or dead letters that a publish named are not
-    published."""
+    """Whether a decision lacks its ledger row, or named dead letters are not published."""
     if world.letters is None:
         return False
     state, known = world.lake.state, {row.decision_id for row in map(ledger_row, world.ledger)}
-    table = world.letters.table
-    return any(row.decision_id not in known for row in state.decisions) or any(
-        dead_letters.is_due(state, item) and not dead_letters.is_done(table, item)
-        for item in state.dead_letters
-    )
+    if any(row.decision_id not in known for row in state.decisions):
+        return True
+    due = (item for item in state.dead_letters if dead_letters.is_due(state, item))
+    return any(not dead_letters.is_done(world.letters.table, item) for item in due)
 
 
 def files_by_hour(lake: Lake) -> Any:
@@ -107,10 +96,8 @@ class Actor:
 
     def steps(self, world: World) -> list[Step]:
         """All that may become of its next step; none when it has nothing to do for now."""
-        return [
-            (f"{self.name} {step}", after, actor)
-            for step, after, actor in getattr(self, self.at)(world)
-        ]
+        steps = getattr(self, self.at)(world)
+        return [(f"{self.name} {step}", after, actor) for step, after, actor in steps]
 
     def restarted(self) -> Actor:
         """Itself after kill -9. The default for who cannot be killed."""
@@ -119,8 +106,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Broker(Actor):
-    """Producers, the clock, operators that fix bad hours and set a branch back, in the order of a
-    script."""
+    """Producers, the clock, and operators that fix bad hours or set a branch back, by a script."""
 
     at: str = "play"
     script: tuple[tuple[Any, ...], ...] = ()
@@ -130,23 +116,16 @@ class Broker(Actor):
             return
         (kind, *values), rest = self.script[0], replace(self, script=self.script[1:])
         changes = {
-            "record": world.kafka.append,
-            "personal": world.kafka.append_personal,
-            "retain": world.kafka.expire,
-            "compact": world.kafka.compact,
-            "end transaction": world.kafka.end_transaction,
-            "recreate": world.kafka.recreated,
-            "lose end": world.kafka.without_end,
-            "switch": world.kafka.switched,
-        }
+            "record": world.kafka.append, "personal": world.kafka.append_personal,
+            "retain": world.kafka.expire, "compact": world.kafka.compact,
+            "end transaction": world.kafka.end_transaction, "recreate": world.kafka.recreated,
+            "lose end": world.kafka.without_end, "switch": world.kafka.switched,
+        }  # fmt: skip
         if kind in changes:
             yield f"sees {kind} {values}", replace(world, kafka=changes[kind](*values)), rest
         elif kind == "widen":
-            yield (
-                "sees rules that read every record",
-                replace(world, kafka=world.kafka.readable()),
-                rest,
-            )
+            readable = replace(world, kafka=world.kafka.readable())
+            yield "sees rules that read every record", readable, rest
         elif kind == "tick":
             kafka = replace(world.kafka, now=world.kafka.now + values[0] * MINUTE)
             yield f"sees {kafka.now:%H:%M}", replace(world, kafka=kafka), rest
@@ -160,17 +139,13 @@ class Broker(Actor):
             for version in world.lake.way(world.lake.heads[branch]):
                 # Other rows break the promises of every moment until the next merge.
                 if branch != "main" or version.files == world.lake.files("main"):
-                    yield (
-                        f"sees {branch} set back to {version.files}",
-                        world.restore(branch, version.id),
-                        rest,
-                    )
+                    restored = world.restore(branch, version.id)
+                    yield f"sees {branch} set back to {version.files}", restored, rest
 
 
 @dataclass(frozen=True)
 class Network(Actor):
-    """The network between publishers and the catalog: a request whose answer is lost lands when it
-    likes, or never."""
+    """The network to the catalog: a request without answer lands when it likes, or never."""
 
     at: str = "deliver"
 
@@ -187,18 +162,18 @@ class Network(Actor):
 
 @dataclass(frozen=True)
 class Publisher(Actor):
-    """The steps that both layers, the merger and an operator share: publish, look for a lost
-    answer, merge."""
+    """The steps that layers, merger and operator share: publish, look for a lost answer, merge."""
 
-    lake: Lake | None = None
-    kafka: Kafka | None = None
-    last: Lake | None = None
-    staged: Staged | Written | None = None
+    # None until a step has loaded, asked or staged it, for the steps after that.
+    lake: Any = None
+    kafka: Any = None
+    last: Any = None
+    staged: Any = None
     back: str = ""
     was: str = ""
-    lost: Request | None = None
-    doubt: Lake | None = None
-    turn: str | None = None
+    lost: Any = None
+    doubt: Any = None
+    turn: Any = None
     over: str | None = None
     waits: str = ""
     then: str = ""
@@ -206,22 +181,24 @@ class Publisher(Actor):
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
     at_once: int | None = None
-    # The skews that its machine's clock is set to, one after the other, whenever it likes; and
-    # when its process compared it last.
+    # The skews that its machine's clock is set to, whenever it likes; and when it compared it last.
     jumps: tuple[timedelta, ...] = ()
     watched: bool = False
     compared: datetime | None = None
-    # State of the steps after a publish: the table as it was read for them, dead letters that wait,
-    # and what is done by now.
-    seen: Lake | None = None
-    letters: Lake | None = None
-    decided_by: Lake | None = None
+    # For the steps after a publish: the table as it was read, dead letters that wait, what is done.
+    seen: Any = None
+    letters: Any = None
+    decided_by: Any = None
     items: tuple[str, ...] = ()
     after: str = ""
     confirmed: Confirmed = NOTHING_CONFIRMED
 
     # The steps whose decisions make a merge first where it is needed.
     nesting: ClassVar[tuple[str, ...]] = ()
+    # The values that a process is started with again.
+    keeps: ClassVar[tuple[str, ...]] = ()
+    # Whether the dead letters and the ledger's rows are done after its publish.
+    finishes: ClassVar[bool] = True
 
     def steps(self, world: World) -> list[Step]:
         steps: list[Step] = []
@@ -229,24 +206,21 @@ class Publisher(Actor):
             jumped = replace(self, skew=self.jumps[0], jumps=self.jumps[1:])
             steps.append((f"{self.name}'s clock is set {jumped.skew} off", world, jumped))
         # An actor whose clock is wrong begins again, and waits until it is right.
-        fresh = type(self).__dataclass_fields__["at"].default
-        if self.watched and self.at == fresh and self.current_time(world) is None:
+        if self.watched and self.at == self.first and self.current_time(world) is None:
             return steps
         return steps + super().steps(world)
 
-    def restarted(self) -> Publisher:
-        machine: dict[str, Any] = {"skew": self.skew, "jumps": self.jumps, "watched": self.watched}
-        return type(self)(
-            self.name, grace=self.grace, at_once=self.at_once, **machine, **self.kept()
-        )  # type: ignore[call-arg]
+    @property
+    def first(self) -> str:
+        """Its first step."""
+        return str(type(self).__dataclass_fields__["at"].default)
 
-    def kept(self) -> dict[str, Any]:
-        """Return the values that a process is started with again."""
-        return {}
+    def restarted(self) -> Publisher:
+        kept = ("name", "grace", "at_once", "skew", "jumps", "watched", *self.keeps)
+        return type(self)(**{name: getattr(self, name) for name in kept})
 
     def current_time(self, world: World) -> Compared | None:
-        """Return when its clock was compared last, after it was read; None when it is wrong by
-        now."""
+        """Return when its clock was compared last, after it was read; None when it is wrong now."""
         now = world.kafka.now
         # The object store's clock is right, and so is the monotonic one.
         clock = Clock(lambda: now, lambda: now + self.skew, lambda: now.timestamp())
@@ -276,35 +250,27 @@ class Publisher(Actor):
         if actor is None:
             return self.restarted()
         kafka = replace(world.kafka, now=world.kafka.now + self.skew)
-        return replace(
-            actor, at="check", kafka=kafka, last=self.last or world.lake, lake=None, **values
-        )
+        asked = replace(actor, at="check", kafka=kafka, last=self.last or world.lake, lake=None)
+        return replace(asked, **values)
 
     def doubting(self, world: World, error: PositionError) -> Step:
-        """Kafka contradicts the version that it was asked for: by a newer one it is asked again,
-        else the job ends."""
+        """Kafka contradicts the version asked for: a newer one is asked for, else the job ends."""
         if self.last is not world.lake:
-            return (
-                "asks again, in doubt",
-                world,
-                replace(self, at="ask", last=world.lake, lake=None),
-            )
+            again = replace(self, at="ask", last=world.lake, lake=None)
+            return "asks again, in doubt", world, again
         return f"stops: {error}", world, self.restarted()
 
     def decided(self, lake: Lake) -> ResolvedState | None:
-        assert self.kafka is not None and self.last is not None
         return decide(lake, self.kafka, self.last, self.grace, self.needed, self.at_once)
 
     @property
-    def needed(self) -> tuple[tuple[int, int], ...]:
-        """Up to where it is about to publish, by partition; nothing: it wants all hours that
-        ended."""
+    def needed(self) -> Offsets:
+        """Up to where it is about to publish, by partition; nothing: all hours that ended."""
         return ()
 
     @property
     def id(self) -> str:
         """A new id, for a publish over the version that was loaded."""
-        assert self.lake is not None
         return self.lake.new_id(f"{self.name}-{self.at}")
 
     def publish(
@@ -315,12 +281,9 @@ class Publisher(Actor):
 
         An actor `in_line` waits for the turns before its own, and requests one when it is refused.
         """
-        assert self.lake is not None
         mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
-        if (
-            in_line
-            and (first := publish_queue.turn_before(self.lake.line, mine, self.over)) is not None
-        ):
+        turns = self.lake.line if in_line else ()
+        if (first := publish_queue.turn_before(turns, mine, self.over)) is not None:
             again = self.reported(False)
             waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
             yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
@@ -340,12 +303,8 @@ class Publisher(Actor):
         # A turn whose bound passed meanwhile gave it no way any more.
         beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
         again = replace(self.reported(False), beaten=beaten, turn=mine)
-        asking = (
-            in_line
-            and mine is None
-            and world.turns
-            and publish_queue.should_join(1, publish_queue.LONG_ATTEMPT)
-        )
+        is_late = publish_queue.should_join(1, publish_queue.LONG_ATTEMPT)
+        asking = in_line and mine is None and world.turns and is_late
         refused = replace(again, at="join", then=again.at) if asking else again
         yield from self.asks(world, request, self.reported(True), refused, looking)
 
@@ -381,13 +340,9 @@ class Publisher(Actor):
 
     def join(self, world: World) -> Iterator[Step]:
         """Request a turn, as often as the world allows; then wait, if another one is first."""
-        following = replace(
-            self, at="wait" if self.waits else self.then, then=self.then if self.waits else ""
-        )
-        turn = publish_queue.plan_turn(
-            world.lake.line,
-            publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.MIN_TIMEOUT),
-        )
+        following = replace(self, at="wait") if self.waits else replace(self, at=self.then, then="")
+        mine = publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.MIN_TIMEOUT)
+        turn = publish_queue.plan_turn(world.lake.line, mine)
         if turn is None or not world.turns:
             yield "goes without a turn", world, following
             return
@@ -398,13 +353,11 @@ class Publisher(Actor):
         yield f"asks for turn {turn.id}", left, replace(following, turn=turn.id, beaten=0)
 
     def wait(self, world: World) -> Iterator[Step]:
-        yield from self.waiting_for(
-            world, replace(self, at=self.then, then="", waits="", over=self.waits)
-        )
+        then = replace(self, at=self.then, then="", waits="", over=self.waits)
+        yield from self.waiting_for(world, then)
 
     def waiting_for(self, world: World, then: Actor) -> Iterator[Step]:
-        """Wait until the turn is gone; or its bound passes, which may be at any time, and it is
-        taken out."""
+        """Wait until the turn is gone; or its bound passes, at any time, and it is taken out."""
         turn = next((t for t in world.lake.line if t.id == self.waits), None)
         if turn is None:
             yield f"sees turn {self.waits} taken back", world, then
@@ -412,30 +365,23 @@ class Publisher(Actor):
             yield f"sees the bound of turn {turn.id} pass", self.without(world, turn.id), then
 
     def take_back(self, world: World) -> Iterator[Step]:
-        assert self.turn is not None
-        yield (
-            "takes back its turn",
-            self.without(world, self.turn),
-            replace(self, at=self.then, then="", turn=None),
-        )
+        then = replace(self, at=self.then, then="", turn=None)
+        yield "takes back its turn", self.without(world, self.turn), then
 
     def without(self, world: World, turn: str) -> World:
-        commit = publish_queue.plan_turn_removal(
-            world.lake.table.properties, turn, Commit("", {}, ())
-        )
-        after = world.commit(world.lake, commit)
+        lake = world.lake
+        left = publish_queue.plan_turn_removal(lake.table.properties, turn, Commit("", {}, ()))
+        after = world.commit(lake, left)
         assert after is not None
         return after
 
     def leaving(self, following: Publisher) -> Actor:
         """Itself after its publish gave up: what follows, once its turn is taken back."""
         left = replace(following, over=None, beaten=0)
-        return (
-            replace(left, at="take_back", then=following.at, turn=self.turn) if self.turn else left
-        )
+        behind = replace(left, at="take_back", then=following.at, turn=self.turn)
+        return behind if self.turn else left
 
     def look(self, world: World) -> Iterator[Step]:
-        assert self.lost is not None
         status = prepare.classify_commit(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
         if status is CommitFate.OPEN:
@@ -444,15 +390,11 @@ class Publisher(Actor):
             yield "cannot find out any more, and begins again", world, self.restarted()
         else:
             landed = status is CommitFate.LANDED
-            yield (
-                f"finds that it had {'' if landed else 'not '}landed",
-                world,
-                known.reported(landed),
-            )
+            then = known.reported(landed)
+            yield f"finds that it had {'' if landed else 'not '}landed", world, then
 
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
-        assert self.lost is not None and self.doubt is not None
         fence = prepare.plan_fence(self.doubt.table, self.lost.commit)
         named = replace(fence, id=self.doubt.new_id(f"{self.name}-fence"))
         request = Request(self.doubt, named, self.stamped(world))
@@ -462,9 +404,8 @@ class Publisher(Actor):
 
     def reported(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
-        own = (
-            replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
-        )
+        is_over = landed and not self.is_within
+        own = replace(self, turn=None, over=None, beaten=0) if is_over else self
         own = replace(own, confirmed=NOTHING_CONFIRMED) if landed else own
         if self.at == "swap":
             known = replace(own, lake=None)
@@ -472,7 +413,7 @@ class Publisher(Actor):
         if not landed:
             return own.refused()
         if self.lake is not None and self.lake.accounts:
-            return own.followed_by(own.landed())
+            return own.landed().finishing() if own.finishes else own.landed()
         return own.landed()
 
     def stamped(self, world: World) -> int:
@@ -481,20 +422,14 @@ class Publisher(Actor):
 
     # Steps after a publish: the dead letters, then the ledger's rows
 
-    def followed_by(self, then: Publisher) -> Publisher:
-        """Return the steps that follow its publish, and `then`."""
-        return then.finishing()
-
     def should_recover(self, world: World) -> bool:
         """Whether something is named of which it has not seen that it is done."""
         state = world.lake.state
         if not world.lake.accounts:
             return False
         decisions = {row.decision_id for row in state.decisions}
-        return not (
-            decisions <= self.confirmed.decisions
-            and state.waiting_letters <= self.confirmed.letters
-        )
+        is_recorded = decisions <= self.confirmed.decisions
+        return not is_recorded or not state.waiting_letters <= self.confirmed.letters
 
     def finishing(self) -> Publisher:
         """Itself before it finishes what waits, by its own publish or another's, and goes on."""
@@ -506,12 +441,8 @@ class Publisher(Actor):
         yield f"loads what waits: {items}", world, loaded.following_letters()
 
     def record(self, world: World) -> Iterator[Step]:
-        assert self.seen is not None
-        waiting = [
-            row
-            for row in self.seen.state.decisions
-            if row.decision_id not in self.confirmed.decisions
-        ]
+        done = self.confirmed.decisions
+        waiting = [row for row in self.seen.state.decisions if row.decision_id not in done]
         ids = [row.decision_id for row in waiting]
         done = replace(self, confirmed=self.confirmed | Confirmed(frozenset(ids)))
         followed = replace(done, at=self.after, after="", seen=None)
@@ -519,7 +450,6 @@ class Publisher(Actor):
 
     def following_letters(self) -> Publisher:
         """Itself before the next of the dead letters that wait, or behind the last one."""
-        assert self.seen is not None
         own = replace(self, letters=None, decided_by=None)
         if self.items:
             return replace(own, at="open_letters")
@@ -530,7 +460,6 @@ class Publisher(Actor):
     @property
     def item(self) -> Any:
         """The table's word, as it was loaded, on the dead letters that come next."""
-        assert self.seen is not None
         return next(item for item in self.seen.state.dead_letters if item["id"] == self.items[0])
 
     def done_letters(self) -> Publisher:
@@ -539,18 +468,13 @@ class Publisher(Actor):
         return done.following_letters()
 
     def open_letters(self, world: World) -> Iterator[Step]:
-        assert world.letters is not None
         if dead_letters.is_done(world.letters.table, self.item):
             yield f"finds the dead letters {self.items[0]} done", world, self.done_letters()
         else:
-            yield (
-                "loads the dead letters' table",
-                world,
-                replace(self, at="judge_letters", letters=world.letters),
-            )
+            then = replace(self, at="judge_letters", letters=world.letters)
+            yield "loads the dead letters' table", world, then
 
     def judge_letters(self, world: World) -> Iterator[Step]:
-        assert self.letters is not None
         loaded = replace(self, at="send_letters", decided_by=world.lake)
         if not dead_letters.is_due(world.lake.state, self.item):
             yield f"finds the dead letters {self.items[0]} not due", world, self.done_letters()
@@ -558,7 +482,6 @@ class Publisher(Actor):
             yield f"decides to publish the dead letters {self.items[0]}", world, loaded
 
     def changes_of_letters(self, world: World) -> tuple[Change, ...]:
-        assert self.decided_by is not None
         files = self.files_of_letters(world)
         # As `_publish` leaves them out.
         expired = retention.letters_expired(self.letters.table) if self.letters is not None else ()
@@ -567,27 +490,19 @@ class Publisher(Actor):
         return dead_letters.plan_changes(self.decided_by.state, self.item, files, hours)  # type: ignore[arg-type]
 
     def files_of_letters(self, world: World) -> tuple[File, ...]:
-        """Return the files as they were staged, or else as storage has them by the paths that are
-        named."""
-        assert self.letters is not None
+        """Return the files as they were staged, or as storage has those that are named."""
         staged = self.letters.find_staged(self.items[0])
         if staged is not None:
             return staged.files  # type: ignore[return-value]
-        return tuple(
-            sorted(
-                (f for f in world.storage if f.file_path in self.item["paths"]),
-                key=lambda f: f.hour,
-            )
-        )
+        files = [f for f in world.storage if f.file_path in self.item["paths"]]
+        return tuple(sorted(files, key=lambda f: f.hour))
 
     def send_letters(self, world: World) -> Iterator[Step]:
-        assert self.letters is not None and self.decided_by is not None
         lacks = {*self.item["paths"]} != {f.file_path for f in self.files_of_letters(world)}
         changes = self.changes_of_letters(world)
+        table, decided = self.letters.table, self.decided_by.state
         now = world.kafka.now
-        commit = dead_letters.plan_commit(
-            self.letters.table, self.decided_by.state, self.item, changes, lacks, now
-        )
+        commit = dead_letters.plan_commit(table, decided, self.item, changes, lacks, now)
         after = world.commit_letters(self.letters, commit, self.stamped(world))
         again = replace(self, at="open_letters", letters=None, decided_by=None)
         if after is None:
@@ -599,10 +514,10 @@ class Publisher(Actor):
             yield f"publishes the dead letters {self.items[0]}, and the answer is lost", left, again
 
     def landed(self) -> Publisher:
-        raise NotImplementedError
+        return replace(self, at=self.first, lake=None, kafka=None)
 
     def refused(self) -> Publisher:
-        raise NotImplementedError
+        return replace(self, at=self.first, lake=None, kafka=None)
 
     # The merger, which everybody runs
 
@@ -616,9 +531,7 @@ class Publisher(Actor):
             yield "decides to merge", world, loaded
 
     def swap(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         publish = self.swapping(self.lake)
-        assert publish is not None
         yield from self.publish(world, publish)
 
     def swapping(self, lake: Lake) -> Publish | None:
@@ -632,9 +545,7 @@ class Merger(Publisher):
 
     at: str = "idle"
     runs: int = 1
-
-    def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs}
+    keeps: ClassVar[tuple[str, ...]] = ("runs",)
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
@@ -654,16 +565,13 @@ class Operator(Publisher):
     patient: bool = False
     nesting: ClassVar[tuple[str, ...]] = ("wish",)
     wishes: tuple[tuple[str, Layer | None], ...] = ()
-
-    def kept(self) -> dict[str, Any]:
-        return {"wishes": self.wishes, "patient": self.patient}
+    keeps: ClassVar[tuple[str, ...]] = ("wishes", "patient")
 
     def wish(self, world: World) -> Iterator[Step]:
-        if not self.wishes or (
-            self.patient and not world.lake.state.is_accepted(self.wishes[0][0])
-        ):
+        state = world.lake.state
+        if not self.wishes or (self.patient and not state.is_accepted(self.wishes[0][0])):
             return
-        if not merge.needs_merge(world.lake.state):
+        if not merge.needs_merge(state):
             loaded = replace(self, at="override", lake=world.lake)
             planned = loaded.overriding(world)
             if isinstance(planned, str):
@@ -675,13 +583,11 @@ class Operator(Publisher):
             yield "has to merge", world, replace(self, at="merge", back="wish")
 
     def override(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         publish = self.overriding(world)
         assert isinstance(publish, Publish)
         yield from self.publish(world, self.confirming(publish))
 
     def overriding(self, world: World) -> Publish | str:
-        assert self.lake is not None
         (hour, layer), state = self.wishes[0], self.lake.state
         if not state.is_sealed(hour):
             return "it is not sealed"
@@ -698,15 +604,11 @@ class Operator(Publisher):
     def landed(self) -> Publisher:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])
 
-    def refused(self) -> Publisher:
-        return replace(self, at="wish", lake=None)
-
 
 @dataclass(frozen=True)
 class Maintenance(Publisher):
-    """Comes `later` than whatever was before: expires, inside a publish, what is published or
-    abandoned by then, and removes the unreferenced files that are old enough. If it `fails`, its
-    publish does, and its other steps go on."""
+    """Comes `later` than whatever was before: a publish expires what is published or abandoned,
+    then unreferenced files of some age are removed. If it `fails`, its publish alone does."""
 
     at: str = "idle"
     runs: int = 1
@@ -716,9 +618,8 @@ class Maintenance(Publisher):
     fails: bool = False
     # Its clock is read once: by that, snapshots staged after it began are young.
     began_with: Lake | None = None
-
-    def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs, "later": self.later, "fails": self.fails}
+    keeps: ClassVar[tuple[str, ...]] = ("runs", "later", "fails")
+    finishes: ClassVar[bool] = False
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
@@ -730,7 +631,6 @@ class Maintenance(Publisher):
         yield "loads", world, replace(self, at="expire", lake=world.lake)
 
     def expire(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state = self.lake.state
         publish = maintenance.plan_maintenance(state, (), state.timeline, self.id)
         yield from self.publish(world, publish, self.now(world))
@@ -742,18 +642,11 @@ class Maintenance(Publisher):
         expired = "load_letters" if self.lake is not None and self.lake.accounts else "find"
         return replace(self, at=expired if self.at == "expire" else "find_again", lake=None)
 
-    def followed_by(self, then: Publisher) -> Publisher:
-        return then
-
     def load_letters(self, world: World) -> Iterator[Step]:
-        yield (
-            "loads the dead letters",
-            world,
-            replace(self, at="expire_letters", letters=world.letters),
-        )
+        then = replace(self, at="expire_letters", letters=world.letters)
+        yield "loads the dead letters", world, then
 
     def expire_letters(self, world: World) -> Iterator[Step]:
-        assert self.letters is not None
         state, id = world.lake.state, self.letters.new_id(f"{self.name}-{self.at}")
         hours = {f.hour for f in self.letters.files("speed")}
         now = self.now(world)
@@ -783,10 +676,9 @@ class Maintenance(Publisher):
         following = "remove" if orphans else "idle"
         if maintenance.should_move_head(orphans - set(letters), letters):
             following = "fence"
-        actor = replace(
-            self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans
-        )
-        actor = replace(actor, before=before if following == "fence" else timedelta(0))
+        actor = replace(self, at=following, lake=None, orphans=orphans, before=timedelta(0))
+        if following == "fence":
+            actor = replace(actor, lake=world.lake, before=before)
         yield f"finds {len(orphans)} orphans and {tags} tags", later, actor
 
     def find_again(self, world: World) -> Iterator[Step]:
@@ -795,24 +687,19 @@ class Maintenance(Publisher):
         yield f"finds {len(left)} of them again", world, actor
 
     def fence(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         publish = Publish(self.id, (Change("speed"),), self.lake.state.timeline)
         yield from self.publish(world, publish, self.now(world))
 
     def remove(self, world: World) -> Iterator[Step]:
         left = replace(world, storage=world.storage - self.orphans)
-        yield (
-            f"removes {sorted(f.file_path for f in self.orphans)}",
-            left,
-            replace(self, at="idle", orphans=frozenset()),
-        )
+        then = replace(self, at="idle", orphans=frozenset())
+        yield f"removes {sorted(f.file_path for f in self.orphans)}", left, then
 
 
 @dataclass(frozen=True)
 class Expiry(Actor):
-    """Another program's expire_snapshots of all but what a branch or tag names: the commit, a look
-    at what the table still refers to, then the removal of the other files of what expired. Of the
-    rows' table, or the dead letters'."""
+    """Another program's expire_snapshots of all but what a branch or tag names, in the rows' or the
+    dead letters' table: the commit, a look at the table, the removal of files of what expired."""
 
     at: str = "expire"
     of_letters: bool = False
@@ -820,26 +707,18 @@ class Expiry(Actor):
 
     def expire(self, world: World) -> Iterator[Step]:
         table = world.letters if self.of_letters else world.lake
-        assert table is not None
         kept = table.without_unnamed()
         if kept is not table:
             lost = table.held - kept.held
             after = replace(world, **{"letters" if self.of_letters else "lake": kept})
-            yield (
-                f"expires snapshots with {sorted(f.file_path for f in lost)}",
-                after,
-                replace(self, at="look", candidates=lost),
-            )
+            then = replace(self, at="look", candidates=lost)
+            yield f"expires snapshots with {sorted(f.file_path for f in lost)}", after, then
 
     def look(self, world: World) -> Iterator[Step]:
         table = world.letters if self.of_letters else world.lake
-        assert table is not None
         left = self.candidates - table.held
-        yield (
-            f"finds {len(left)} files that nothing refers to",
-            world,
-            replace(self, at="delete", candidates=left),
-        )
+        then = replace(self, at="delete", candidates=left)
+        yield f"finds {len(left)} files that nothing refers to", world, then
 
     def delete(self, world: World) -> Iterator[Step]:
         after = replace(world, storage=world.storage - self.candidates)
@@ -852,8 +731,7 @@ class Expiry(Actor):
 
 @dataclass(frozen=True)
 class Nights(Actor):
-    """Time that passes whenever it likes: after one night no publish may name a file, after two it
-    may be an orphan."""
+    """Time that may pass anywhere: after one night no publish names a file, after two it goes."""
 
     name: str = "night"
     at: str = "fall"
@@ -886,19 +764,12 @@ class Adopter(Publisher):
             yield from self.publish(world, self.confirming(planned))
 
     def adopting(self) -> Publish | None:
-        assert self.lake is not None and self.kafka is not None
         state, kafka = self.lake.state, self.kafka
         topic = kafka.describe(TOPIC)
-        assert topic is not None
         log = Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic))
         read_ms, left = topic_change.last_read_ms(state), state.timeline.left_at(topic.id)
-        since = (
-            read_ms
-            if topic.id == state.position.topic_id
-            else left.read_ms
-            if left is not None
-            else 0
-        )
+        since = left.read_ms if left is not None else 0
+        since = read_ms if topic.id == state.position.topic_id else since
         unpublished = sealing.first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC))
         begins = topic_change.plan_begins(state.timeline, state.position, log, unpublished)
         if begins is None:
@@ -908,12 +779,6 @@ class Adopter(Publisher):
             state.timeline, state.position, topic.id, begins, accepted, read_ms, since
         )
         return topic_change.plan_publish(state, adopted, self.id, kafka.now)
-
-    def landed(self) -> Publisher:
-        return replace(self, at="idle", lake=None, kafka=None)
-
-    def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None, kafka=None)
 
 
 @dataclass(frozen=True)
@@ -926,9 +791,7 @@ class Retention(Publisher):
     most: int = 1
     lookback: int = 1
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
-
-    def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs, "most": self.most}
+    keeps: ClassVar[tuple[str, ...]] = ("runs", "most")
 
     def idle(self, world: World) -> Iterator[Step]:
         if not self.runs:
@@ -940,40 +803,33 @@ class Retention(Publisher):
             yield f"decides to expire {leaving}", world, replace(self, at="expire", lake=world.lake)
 
     def due(self, world: World, lake: Lake) -> tuple[str, ...]:
-        due = retention.plan_due(
-            lake.state, timedelta(0), world.kafka.now, self.lookback, {}, finished_ids(world, lake)
-        )
+        now, done = world.kafka.now, finished_ids(world, lake)
+        due = retention.plan_due(lake.state, timedelta(0), now, self.lookback, {}, done)
         return due.leaving[: self.most]
 
     def expire(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state, speed_hours = self.lake.state, self.lake.files_by_hour("speed")
-        now = world.kafka.now + world.age
-        publish = retention.plan_expire(
-            state, self.due(world, self.lake), speed_hours, {}, "", self.id, now
-        )
+        now, due = world.kafka.now + world.age, self.due(world, self.lake)
+        publish = retention.plan_expire(state, due, speed_hours, {}, "", self.id, now)
         yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:
         accounts = self.lake is not None and self.lake.accounts
-        return replace(
-            self, at="load_letters" if accounts else "idle", lake=None, runs=self.runs - 1
-        )
+        after = "load_letters" if accounts else "idle"
+        return replace(self, at=after, lake=None, runs=self.runs - 1)
 
     def load_letters(self, world: World) -> Iterator[Step]:
         loaded = replace(self, at="expire_letters", letters=world.letters, decided_by=world.lake)
         yield "loads the dead letters", world, loaded
 
     def expire_letters(self, world: World) -> Iterator[Step]:
-        assert self.letters is not None and self.decided_by is not None
         table, state, now = self.letters.table, self.decided_by.state, world.kafka.now + world.age
         expired, finished = retention.letters_expired(table), finished_ids(world, self.decided_by)
         due = retention.plan_due_letters(state, expired, timedelta(0), now, finished)
         content = {f.hour for branch in BRANCHES for f in self.letters.files(branch)}
         id = self.letters.new_id(f"{self.name}-{self.at}")
-        commit = retention.plan_expire_letters(
-            table, state, due.leaving, content, id, now, self.most
-        )
+        hours, most = due.leaving, self.most
+        commit = retention.plan_expire_letters(table, state, hours, content, id, now, most)
         done = replace(self, at="idle", letters=None, decided_by=None)
         if commit is None:
             yield "finds no dead letters to expire", world, done
@@ -984,22 +840,14 @@ class Retention(Publisher):
         else:
             yield f"expires the dead letters of {commit.changes[0].clear}", after, done
 
-    def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None)
-
 
 def finished_ids(world: World, lake: Lake) -> Confirmed:
-    """The decisions and dead letters that wait on a branch and are complete; of a world that does
-    not follow them, all."""
+    """The decisions and dead letters that wait and are complete; all, where none is followed."""
     state = lake.state
     if world.letters is None:
-        return Confirmed(
-            frozenset(row.decision_id for row in state.decisions), state.waiting_letters
-        )
+        decisions = frozenset(row.decision_id for row in state.decisions)
+        return Confirmed(decisions, state.waiting_letters)
     known = {row.decision_id for row in map(ledger_row, world.ledger)}
-    done = {
-        str(item["id"])
-        for item in state.dead_letters
-        if dead_letters.is_done(world.letters.table, item)
-    }
+    table = world.letters.table
+    done = {str(i["id"]) for i in state.dead_letters if dead_letters.is_done(table, i)}
     return Confirmed(frozenset(known), frozenset(done))

@@ -1,5 +1,4 @@
-"""The setting of all explorations: few snapshots, hours and ids are remembered, so that forgetting
-happens in them."""
+"""Few snapshots, hours and ids are remembered, so that explorations forget some."""
 
 import gc
 from collections.abc import Iterator

@@ -7,17 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step, is_waiting
-from small_world import File, Kafka, Lake, Row, Violation, World
+from small_world import File, Kafka, Lake, Row, Violation, World, in_order
 from values import replace
 
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.offsets.hours import hour_of
 from anabranch.protocol import acts, dead_letters, erasure, ledger, merge
 from anabranch.protocol.ledger_row import Act, LedgerRow
-from anabranch.protocol.publish import Publish
 from anabranch.protocol.registers import Erasure
 from anabranch.protocol.state import State
 
+Rewritten = tuple[tuple[File, File | None], ...]
 IDS = ("person", "person again")
 """The first request, and the next one of the same values."""
 
@@ -66,15 +66,18 @@ def hours_with(world: World, lake: Lake, one: Erasure) -> set[str]:
     return hours
 
 
+def outstanding(state: State, letters: Lake) -> list[Mapping[str, Any]]:
+    """The dead letters that a publish of rows named, and that their own table has not."""
+    due = [item for item in state.dead_letters if dead_letters.is_due(state, item)]
+    return [item for item in due if not dead_letters.is_done(letters.table, item)]
+
+
 def unread_hours(world: World) -> set[str]:
     """The hours of records with such values that no layer has read, by their timestamps."""
     read = world.lake.state.position.offsets
-    return {
-        hour_of(datetime.fromtimestamp(record.stamp / 1000, UTC))
-        for p, records in enumerate(world.kafka.log)
-        for o, record in enumerate(records)
-        if record.number in world.kafka.personal and o >= read.get(p, 0)
-    }
+    logs = [(p, o, r) for p, log in enumerate(world.kafka.log) for o, r in enumerate(log)]
+    personal = [r for p, o, r in logs if r.number in world.kafka.personal and o >= read.get(p, 0)]
+    return {hour_of(datetime.fromtimestamp(record.stamp / 1000, UTC)) for record in personal}
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,13 @@ class Holder(Publisher):
     hour: str = ""
     is_done: bool = False
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
-
-    def kept(self) -> dict[str, Any]:
-        return {"hour": self.hour}
+    keeps: ClassVar[tuple[str, ...]] = ("hour",)
 
     def idle(self, world: World) -> Iterator[Step]:
         if not self.is_done:
             yield "decides to keep an hour", world, replace(self, at="hold", lake=world.lake)
 
     def hold(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         act = Act("hold", "ada", "host", NOW, "case 7")
         holds = acts.plan_hold(self.lake.state, self.hour, self.hour, act, release=False)
         if holds is None:
@@ -106,26 +106,20 @@ class Holder(Publisher):
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, is_done=True)
 
-    def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None)
-
 
 @dataclass(frozen=True)
 class Eraser(Publisher):
-    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a
-    search. `again`: with a request of those that arrived since. `former`: an hour of which former
-    snapshots alone have some."""
+    """`anabranch erase` of personal records: rows by hashes, dead letters by a search. `again`:
+    with a request of later ones. `former`: an hour of which former snapshots alone have some."""
 
     at: str = "idle"
     again: bool = False
     former: str = ""
     began: timedelta = timedelta(0)
-    done: tuple[tuple[File, File | None], ...] = ()
+    done: Rewritten = ()
     found: tuple[tuple[str, tuple[Row, ...]], ...] = field(default=())
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
-
-    def kept(self) -> dict[str, Any]:
-        return {"again": self.again, "former": self.former}
+    keeps: ClassVar[tuple[str, ...]] = ("again", "former")
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -137,11 +131,8 @@ class Eraser(Publisher):
             yield "has something to finish", world, self.finishing()
         elif one is None:
             if held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
-                yield (
-                    "asks for what is to be erased",
-                    world,
-                    replace(fresh, at="request", kafka=world.kafka),
-                )
+                then = replace(fresh, at="request", kafka=world.kafka)
+                yield "asks for what is to be erased", world, then
         elif one.done is not None and self.again and has_more(world.kafka, state):
             yield "asks again", world, replace(fresh, at="request", kafka=world.kafka)
         elif one.done is None and is_waiting(world):
@@ -157,20 +148,14 @@ class Eraser(Publisher):
         return erasure.is_read(state, one) or bool(erased(world.kafka, state, tuple(files)))
 
     def request(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None and self.kafka is not None
-        publish = erasure.plan_request(
-            self.lake.state, new_erasure(self.kafka, self.lake.state), self.id
-        )
-        assert publish is not None
+        new = new_erasure(self.kafka, self.lake.state)
+        publish = erasure.plan_request(self.lake.state, new, self.id)
         yield from self.publish(world, self.confirming(publish))
 
     def search(self, world: World) -> Iterator[Step]:
         """Find what is left, by the table that was loaded and the dead letters after it."""
-        assert self.lake is not None
         state, letters = self.lake.state, world.letters
-        files = tuple(
-            sorted({f for b in BRANCHES for f in self.lake.files(b)}, key=lambda f: f.file_path)
-        )
+        files = in_order({f for b in BRANCHES for f in self.lake.files(b)})
         if rewritten := self.rewriting(world, files):
             new = tuple(f for _, f in rewritten if f is not None)
             begun = replace(self, at="swap_rows", done=rewritten, began=world.age)
@@ -178,41 +163,25 @@ class Eraser(Publisher):
             return
         loaded = replace(self, letters=letters, began=world.age)
         if letters is not None:
-            files = tuple(
-                sorted({f for b in BRANCHES for f in letters.files(b)}, key=lambda f: f.file_path)
-            )
+            files = in_order({f for b in BRANCHES for f in letters.files(b)})
             if rewritten := self.rewriting(world, files):
-                of_hours = Counter[str]()
                 found: dict[str, set[Row]] = {}
-                for f in (f for f, _ in rewritten):
+                for f, _ in rewritten:
                     found.setdefault(f.hour, set()).update(erased(world.kafka, state, (f,)))
-                new_places = {h: self.unplaced(world, h, rows) for h, rows in found.items()}
-                new_places = {h: rows for h, rows in new_places.items() if rows}
-                of_hours.update({h: len(rows) for h, rows in new_places.items()})
-                if new_places:
-                    by_hour = tuple(
-                        (h, tuple(sorted(rows))) for h, rows in sorted(new_places.items())
-                    )
-                    yield (
-                        f"finds dead letters {dict(of_hours)}",
-                        world,
-                        replace(self, at="place", found=by_hour),
-                    )
+                unplaced = {h: self.unplaced(world, h, rows) for h, rows in found.items()}
+                if new := {h: rows for h, rows in unplaced.items() if rows}:
+                    by_hour = tuple((h, tuple(sorted(new[h]))) for h in sorted(new))
+                    of_hours = {h: len(rows) for h, rows in new.items()}
+                    then = replace(self, at="place", found=by_hour)
+                    yield f"finds dead letters {of_hours}", world, then
                     return
                 new = tuple(f for _, f in rewritten if f is not None)
-                yield (
-                    "writes dead letters",
-                    world.write(new),
-                    replace(loaded, at="swap_letters", done=rewritten),
-                )
+                then = replace(loaded, at="swap_letters", done=rewritten)
+                yield "writes dead letters", world.write(new), then
                 return
         one = newest(state)
-        assert one is not None
-        outstanding = letters is not None and any(
-            dead_letters.is_due(state, item) and not dead_letters.is_done(letters.table, item)
-            for item in state.dead_letters
-        )
-        if erasure.is_read(state, one) and not outstanding:
+        waits = letters is not None and outstanding(state, letters)
+        if erasure.is_read(state, one) and not waits:
             if self.former and not is_recorded(world, state, one, self.former):
                 yield "finds files of former snapshots", world, replace(self, at="unserved")
             else:
@@ -220,28 +189,22 @@ class Eraser(Publisher):
         else:
             yield "waits for the layers to read", world, self.restarted()
 
-    def rewriting(
-        self, world: World, files: tuple[File, ...]
-    ) -> tuple[tuple[File, File | None], ...]:
-        assert self.lake is not None
-        done: list[tuple[File, File | None]] = []
+    def rewriting(self, world: World, files: tuple[File, ...]) -> Rewritten:
+        done = []
         for f in files:
             gone = erased(world.kafka, self.lake.state, (f,))
             if not gone:
                 continue
             left = tuple(row for row in f.rows if row not in gone)
             path = f"{world.new_id(self.name)}/{f.file_path.replace('/', '-')}"
-            done.append(
-                (f, replace(f, file_path=path, rows=left, written=world.age) if left else None)
-            )
+            new = replace(f, file_path=path, rows=left, written=world.age) if left else None
+            done.append((f, new))
         return tuple(done)
 
     def unplaced(self, world: World, hour: str, rows: set[Row]) -> set[Row]:
         """The dead letters of an hour whose places are not known."""
-        assert self.lake is not None
-        known = erasure.places_of(
-            ledger.with_waiting(self.lake.state, hour, world.recorded(hour))
-        ).get(hour, set())
+        recorded = ledger.with_waiting(self.lake.state, hour, world.recorded(hour))
+        known = erasure.places_of(recorded).get(hour, set())
         return {row for row in rows if row[:2] not in known}
 
     @property
@@ -251,9 +214,7 @@ class Eraser(Publisher):
     def decisions(
         self, world: World, found: Mapping[str, set[Row]], dead: bool
     ) -> tuple[LedgerRow, ...]:
-        assert self.lake is not None
         state, one = self.lake.state, newest(self.lake.state)
-        assert one is not None
         rows = []
         for hour, of_hour in sorted(found.items()):
             counts = dict(Counter(p for p, _, _ in of_hour))
@@ -262,114 +223,85 @@ class Eraser(Publisher):
             before = row if state.is_accepted(hour) else None
             account = erasure.plan_account(before, {} if dead else counts, counts if dead else {})
             said = erasure.erased_of_hour(one, {} if dead else counts, places)
-            rows.append(
-                ledger.decision(
-                    hour, "erased", 0, None, NOW, f"{self.id}-{hour}", account=account, erasure=said
-                )
-            )  # fmt: skip
+            id, of = f"{self.id}-{hour}", {"account": account, "erasure": said}
+            rows.append(ledger.decision(hour, "erased", 0, None, NOW, id, **of))
         return tuple(rows)
 
     def swap_rows(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state = self.lake.state
         one = newest(state)
-        assert one is not None
         found: dict[str, set[Row]] = {}
         for hour in {f.hour for f, _ in self.done}:
             branch = "batch" if state.is_accepted(hour) else "speed"
             found[hour] = erased(world.kafka, state, self.lake.files_of(branch, hour))
         there: Any = {b: self.lake.files_by_hour(b) for b in BRANCHES}
         decisions = self.decisions(world, found, dead=False)
-        publish = erasure.plan_rewrite(
-            state, one, self.rewritten, there, decisions, self.id, NOW + self.began, NOW + world.age
-        )
+        began, now = NOW + self.began, NOW + world.age
+        rewritten = self.rewritten
+        publish = erasure.plan_rewrite(state, one, rewritten, there, decisions, self.id, began, now)
         if publish is None:
             yield "gives its files up", world, self.restarted()
         else:
             yield from self.publish(world, self.confirming(publish))
 
     def place(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         one = newest(self.lake.state)
-        assert one is not None
         decisions = self.decisions(world, {hour: set(rows) for hour, rows in self.found}, dead=True)
         publish = erasure.plan_places(self.lake.state, one, decisions, self.id)
         yield from self.publish(world, self.confirming(publish))
 
     def swap_letters(self, world: World) -> Iterator[Step]:
-        assert self.letters is not None and self.lake is not None
         there: Any = {b: self.letters.files_by_hour(b) for b in BRANCHES}
         id = self.letters.new_id(f"{self.name}-{self.at}")
         began, now = NOW + self.began, NOW + world.age
         commit = erasure.plan_letters(
             self.letters.table, self.lake.state, self.rewritten, there, id, began, now
         )  # fmt: skip
-        after = (
-            world.commit_letters(self.letters, commit, self.stamped(world))
-            if commit is not None
-            else None
-        )
+        after = None
+        if commit is not None:
+            after = world.commit_letters(self.letters, commit, self.stamped(world))
         if after is None:
             yield "is refused with dead letters", world, self.restarted()
         else:
-            after = replace(
-                after, storage=after.storage | {f for _, f in self.done if f is not None}
-            )
+            new = {f for _, f in self.done if f is not None}
+            after = replace(after, storage=after.storage | new)
             yield "erases dead letters", after, self.restarted()
 
     def unserved(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state, one = self.lake.state, newest(self.lake.state)
-        assert one is not None
         decisions = self.decisions(world, {self.former: set()}, dead=False)
-        yield from self.publish(
-            world, self.confirming(erasure.plan_unserved(state, one, decisions, self.id, NOW))
-        )
+        publish = erasure.plan_unserved(state, one, decisions, self.id, NOW)
+        yield from self.publish(world, self.confirming(publish))
 
     def finish(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         one = newest(self.lake.state)
-        assert one is not None
-        yield from self.publish(world, self.confirming(self.finishing_publish(one)))
-
-    def finishing_publish(self, one: Erasure) -> Publish:
-        assert self.lake is not None
-        return erasure.plan_done(self.lake.state, one, self.id, NOW)
+        publish = erasure.plan_done(self.lake.state, one, self.id, NOW)
+        yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:
-        return replace(self, at="idle", lake=None, kafka=None, done=(), found=())
+        return replace(super().landed(), done=(), found=())
 
-    def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None, kafka=None, done=(), found=())
+    refused = landed
 
 
 def has_more(kafka: Kafka, state: State) -> bool:
     """Whether Kafka has such records that no request is of."""
     one = newest(state)
-    return (
-        one is not None
-        and one.id != IDS[-1]
-        and any(
-            record.number in kafka.personal and o >= one.ends.get(p, 0)
-            for p, records in enumerate(kafka.log)
-            for o, record in enumerate(records)
-        )
-    )
+    if one is None or one.id == IDS[-1]:
+        return False
+    logs = ((p, o, record) for p, log in enumerate(kafka.log) for o, record in enumerate(log))
+    return any(r.number in kafka.personal and o >= one.ends.get(p, 0) for p, o, r in logs)
 
 
 def is_recorded(world: World, state: State, one: Erasure, hour: str) -> bool:
     """Whether the ledger has, or is about to have, the files of former snapshots in an hour."""
-    rows = [
-        row.erasure
-        for row in ledger.with_waiting(state, hour, world.recorded(hour))
-        if row.erasure is not None
-    ]
-    return any(said["id"] == one.id and said.get(erasure.UNSERVED) for said in rows)
+    rows = ledger.with_waiting(state, hour, world.recorded(hour))
+    erasures = [row.erasure for row in rows if row.erasure is not None]
+    return any(said["id"] == one.id and said.get(erasure.UNSERVED) for said in erasures)
 
 
 def held(world: World, lake: Lake, only: str) -> dict[tuple[str, Row], str]:
-    """The records that a request of a version is of and that a branch has, or a publish names: each
-    with where."""
+    """The records of a version's requests that a branch has or a publish names: each with where."""
     state, where = lake.state, dict[tuple[str, Row], str]()
     tables = [lake] if world.letters is None else [lake, world.letters]
     for table in tables:
@@ -377,13 +309,8 @@ def held(world: World, lake: Lake, only: str) -> dict[tuple[str, Row], str]:
             for row in erased(world.kafka, state, table.files(branch), only):
                 where["rows" if table is lake else "dead letters", row] = branch
     if world.letters is not None:
-        outstanding = [
-            item
-            for item in state.dead_letters
-            if dead_letters.is_due(state, item)
-            and not dead_letters.is_done(world.letters.table, item)
-        ]
-        named = {path for item in outstanding for path in item["paths"]}
+        items = outstanding(state, world.letters)
+        named = {path for item in items for path in item["paths"]}
         files = tuple(f for f in world.storage if f.file_path in named)
         for row in erased(world.kafka, state, files, only):
             where["dead letters", row] = "a publish"
@@ -401,10 +328,8 @@ def _check_one(before: World, after: World, one: Erasure) -> None:
     if before.lake.state.erasures.of(one.id) is None:
         hours = hours_with(before, before.lake, one) | unread_hours(before)
         if held_ones := {hour for hour in hours if before.lake.state.holds.of(hour) is not None}:
-            raise Violation(
-                f"an erasure was requested while {sorted(held_ones)}, which have its records, "
-                "were kept"
-            )
+            kept = f"{sorted(held_ones)}, which have its records"
+            raise Violation(f"an erasure was requested while {kept}, were kept")
         return
     left = held(after, after.lake, one.id)
     if one.done is not None and left:
@@ -413,17 +338,10 @@ def _check_one(before: World, after: World, one: Erasure) -> None:
         return
     known = {row[:2] for _, row in held(before, before.lake, one.id)}
     state = after.lake.state
-    placed = {
-        (hour, *place)
-        for hour, places in erasure.places_of(_all_rows(after, state)).items()
-        for place in places
-    }
-    back = {
-        (what, row): where
-        for (what, row), where in left.items()
-        if row[:2] not in known
-        and (what == "rows" or any(place[1:] == row[:2] for place in placed))
-    }
+    by_hour = erasure.places_of(_all_rows(after, state)).values()
+    placed = {place for places in by_hour for place in places}
+    new = {(what, row): where for (what, row), where in left.items() if row[:2] not in known}
+    back = {at: where for at, where in new.items() if at[0] == "rows" or at[1][:2] in placed}
     if back:
         raise Violation(f"records that were erased are back: {back}")
 
@@ -437,6 +355,5 @@ def check_rest(world: World) -> None:
     """Check that every erasure is done, at rest. Raises Violation."""
     for one in world.lake.state.erasures.all:
         if one.done is None:
-            raise Violation(
-                f"at rest, the erasure is not done: {held(world, world.lake, one.id)} are left"
-            )
+            left = held(world, world.lake, one.id)
+            raise Violation(f"at rest, the erasure is not done: {left} are left")

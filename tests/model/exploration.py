@@ -48,15 +48,13 @@ def one(value: T) -> T:
 def _steps(actor: Actor, world: World) -> list[Step]:
     key = (id(actor), id(world))
     if key not in _STEPS:
-        _STEPS[key] = [
-            (step, one(after), one(changed)) for step, after, changed in actor.steps(world)
-        ]
+        steps = actor.steps(world)
+        _STEPS[key] = [(step, one(after), one(changed)) for step, after, changed in steps]
     return _STEPS[key]
 
 
 def _crash(actor: Actor, world: World) -> tuple[str, World, Actor] | None:
-    """A kill -9 of an actor in a world that has one to come, unless the actor has nothing to
-    lose."""
+    """A kill -9 of an actor in a world that has one to come, if the actor has something to lose."""
     key = (id(actor), id(world))
     if key not in _CRASHES:
         again, killed = one(actor.restarted()), replace(world, crashes=world.crashes - 1)
@@ -67,8 +65,7 @@ def _crash(actor: Actor, world: World) -> tuple[str, World, Actor] | None:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A state of everything: the world, and what each actor remembers; both are the `one` of their
-    kind."""
+    """A state of everything: the world, and what each actor remembers; `one` of their kind each."""
 
     world: World
     actors: tuple[Actor, ...]
@@ -77,11 +74,8 @@ class Moment:
         return hash((id(self.world), *map(id, self.actors)))
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Moment)
-            and self.world is other.world
-            and all(map(is_, self.actors, other.actors))
-        )
+        same = isinstance(other, Moment) and self.world is other.world
+        return same and all(map(is_, self.actors, other.actors))
 
     @staticmethod
     def of(world: World, actors: Iterable[Actor]) -> Moment:
@@ -89,21 +83,19 @@ class Moment:
 
     def next(self) -> list[tuple[str, Moment]]:
         """All that may happen next, but for crashes; nothing when everybody is at rest."""
-        return [
-            (step, Moment(world, (*self.actors[:i], after, *self.actors[i + 1 :])))
-            for i, actor in enumerate(self.actors)
-            for step, world, after in _steps(actor, self.world)
-        ]
+        following = [(i, *to) for i, a in enumerate(self.actors) for to in _steps(a, self.world)]
+        return [(step, self.after(i, world, actor)) for i, step, world, actor in following]
+
+    def after(self, i: int, world: World, actor: Actor) -> Moment:
+        """The moment after a step of an actor."""
+        return Moment(world, (*self.actors[:i], actor, *self.actors[i + 1 :]))
 
     def crashes(self) -> list[tuple[str, Moment]]:
         """Every kill -9 that may happen now."""
         if not self.world.crashes:
             return []
-        return [
-            (crash[0], Moment(crash[1], (*self.actors[:i], crash[2], *self.actors[i + 1 :])))
-            for i, actor in enumerate(self.actors)
-            if (crash := _crash(actor, self.world)) is not None
-        ]
+        crashes = [(i, _crash(actor, self.world)) for i, actor in enumerate(self.actors)]
+        return [(crash[0], self.after(i, *crash[1:])) for i, crash in crashes if crash is not None]
 
 
 def abandoned(world: World, actor: Actor) -> World:
@@ -137,17 +129,14 @@ def check_version(lake: Lake) -> None:
         cut = {(hour, p, o) for p, (s, e) in accepted.cut.ranges.items() for o in range(s, e)}
         served = {row for row in main if row[0] == hour}
         if served != cut:
-            raise Violation(
-                f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}"
-            )
+            cut = accepted.cut.ranges
+            raise Violation(f"{hour} is accepted as {cut}, main serves {sorted(served)}")
         # Rows of its look-back that it was not compared with may repeat its events.
         seen = {row[:2] for f in lake.files("batch") if f.hour == hour for row in f.seen}
         waits = {h for h in lookback(hour) if h not in accepted.unread and not state.is_accepted(h)}
         if served and (unseen := {(p, o) for h, p, o in main if h in waits} - seen):
-            raise Violation(
-                f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing "
-                "says so"
-            )
+            which = f"{sorted(unseen)} of its look-back"
+            raise Violation(f"{hour} was not compared with {which}, and nothing says so")
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
     # The speed layer's rows replace what a merge kept as soon as they cover the hour.
     if not state.retained_hours and (missing := read - gone - {(p, o) for _, p, o in main}):
@@ -168,28 +157,21 @@ def check_proven(lake: Lake) -> None:
 
 
 def expired_places(lake: Lake) -> set[tuple[int, int]]:
-    """The offsets of the hours that have expired. Of one that is not remembered, those between its
-    neighbours'."""
+    """The offsets of expired hours; of one that is forgotten, those between its neighbours'."""
     state, timeline, places = lake.state, lake.state.timeline, set[tuple[int, int]]()
     ends = dict.fromkeys(timeline.start, 0)
     for hour in hours_between(timeline.first, timeline.open):
         following = state.cuts.get(shift(hour, 1))
         cut, begins = state.cuts.get(hour), dict(ends)
-        ends = (
-            cut.ends
-            if cut is not None
-            else following.starts
-            if following is not None
-            else timeline.start
-        )
+        ends = following.starts if following is not None else timeline.start
+        ends = cut.ends if cut is not None else ends
         if state.is_expired(hour):
             places |= {(p, o) for p, end in ends.items() for o in range(begins.get(p, 0), end)}
     return places
 
 
 def check_properties(lake: Lake) -> None:
-    """Check that the table has the properties that its snapshots refer to, whatever a process
-    remembers of them."""
+    """The table has the properties that its snapshots refer to, whatever a process remembers."""
     if not lake.apart:
         return
     state_properties._READ.clear()
@@ -197,9 +179,8 @@ def check_properties(lake: Lake) -> None:
         try:
             state_properties.load_all(lake.table, dict(version.summary))
         except state_properties.StateGone as error:
-            raise Violation(
-                f"snapshot {version.id} refers to a property that is gone: {error}"
-            ) from error
+            message = f"snapshot {version.id} refers to a property that is gone: {error}"
+            raise Violation(message) from error
 
 
 def stated(lake: Lake) -> Watermarks:
@@ -216,16 +197,11 @@ def check_promises(before: Lake, after: Lake) -> None:
     if now.complete_through is not None:
         promised = hours_between(timeline.first, shift(now.complete_through, 1))
         if waits := [h for h in promised if not state.is_accepted(h)]:
-            raise Violation(
-                f"complete through {now.complete_through} is stated, {waits} are not accepted"
-            )
-    if (
-        now.fresh_through in (None, stated(before).fresh_through)
-        or timeline.adoptions
-        or after.accounts
-    ):
+            message = f"complete through {now.complete_through} is stated, {waits} are not accepted"
+            raise Violation(message)
+    is_new = now.fresh_through not in (None, stated(before).fresh_through)
+    if not is_new or timeline.adoptions or after.accounts:
         return
-    assert now.fresh_through is not None
     last = shift(hour_of(now.fresh_through), -1)
     cut = state.cuts.get(last)
     ends = cut.ends if cut is not None else timeline.boundaries.get(last, {})
@@ -258,21 +234,16 @@ def check_step(before: World, after: World) -> None:
         same_start = old.timeline.first_of_kafka == new.timeline.first_of_kafka
         # The first publish begins the table at the hour of the oldest record that waits.
         if not earlier or not (same_start or is_untouched(old.timeline, old.position)):
-            raise Violation(
-                f"the table began with {old.timeline.first}, and begins with {new.timeline.first}"
-            )
+            began, begins = old.timeline.first, new.timeline.first
+            raise Violation(f"the table began with {began}, and begins with {begins}")
         same_log = old.timeline.adoptions == new.timeline.adoptions
-        if same_log and any(
-            new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()
-        ):
-            raise Violation(
-                f"the position moved back from {old.position.offsets} to {new.position.offsets}"
-            )
+        was, now = old.position.offsets, new.position.offsets
+        if same_log and any(now.get(p, 0) < o for p, o in was.items()):
+            raise Violation(f"the position moved back from {was} to {now}")
         for hour, cut in old.cuts.items():
             if new.cuts.get(hour, cut) != cut:
-                raise Violation(
-                    f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}"
-                )
+                message = f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}"
+                raise Violation(message)
             if old.is_expired(hour) and not new.is_expired(hour):
                 raise Violation(f"{hour} had expired, and has not any more")
             if not new.is_sealed(hour) or (old.is_accepted(hour) and not new.is_accepted(hour)):
@@ -308,43 +279,32 @@ def check_clocks(before: World, after: World) -> None:
 
 
 def check_lifetimes(before: World, after: World) -> None:
-    """Promises of what the table remembers: what has a name stays readable, and the rest does not
-    grow."""
+    """Promises of what the table remembers: what has a name stays readable, the rest small."""
     lake = after.lake
     for ref in lake.refs:
-        if ref.id not in lake.known or (gone := set(lake.known[ref.id].files) - after.storage):
-            raise Violation(
-                f"{ref.name} cannot be read any more: "
-                f"{gone if ref.id in lake.known else 'no snapshot'}"
-            )
+        known = lake.known.get(ref.id)
+        if gone := set(known.files) - after.storage if known is not None else "no snapshot":
+            raise Violation(f"{ref.name} cannot be read any more: {gone}")
     staged = {dict(v.summary).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
     # The snapshots that it keeps, those that have a name or had one before the publish, those that
     # are staged with their parent, those that a publish makes, and fences.
-    named = len(
-        {
-            ref.name
-            for of in (lake, before.lake)
-            for ref in of.refs
-            # `proven` names the newest publish of `batch`, which has its tag.
-            if not of.is_tag_of_a_head(ref) and ref.name != PROVEN
-        }
-    )
+    # `proven` names the newest publish of `batch`, which has its tag.
+    refs = [r for of in (lake, before.lake) for r in of.refs if not of.is_tag_of_a_head(r)]
+    named = len({ref.name for ref in refs} - {PROVEN})
     most = plan_expiry.__defaults__[0] + named + 2 * len(staged) + len(BRANCHES) + 3
     if lake is not before.lake and len(lake.versions) > most and after.restored == before.restored:
         raise Violation(f"the table remembers {len(lake.versions)} snapshots")
 
 
 def check_actors(actors: Sequence[Actor]) -> None:
-    """Promises of turns: who has the way is not refused for ever, and the speed layer publishes
-    between two turns."""
+    """Promises of turns: who has the way gets through, and the speed layer publishes between."""
     publishers = [a for a in actors if isinstance(a, Publisher)]
     for actor in publishers:
         if actor.turn is not None and actor.beaten >= len(publishers):
             raise Violation(f"{actor.name} has the way, and was refused {actor.beaten} times")
         if isinstance(actor, Speed) and actor.holds > 1:
-            raise Violation(
-                f"{actor.name} waited for {actor.holds} turns and published nothing in between"
-            )
+            waited = f"{actor.name} waited for {actor.holds} turns"
+            raise Violation(f"{waited} and published nothing in between")
 
 
 def check_rest(world: World) -> None:
@@ -423,23 +383,17 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
                 onward.append([])
                 waiting.append(after)
                 if len(came) > at_most:
-                    raise RuntimeError(
-                        f"expected at most {at_most} moments, found more: make the setting smaller"
-                    )
+                    found = f"expected at most {at_most} moments, found more"
+                    raise RuntimeError(f"{found}: make the setting smaller")
             onward[number].append(seen)
     _check_that_all_come_to_rest(onward, rests, path)
     return Explored(len(came), len(rests), max(depth), counts)
 
 
 def walk(
-    world: World,
-    actors: Sequence[Actor],
-    seed: int,
-    at_most: int = 2_000,
-    look: Callable[[World], None] = lambda world: None,
+    world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000, look: Any = bool
 ) -> list[str]:
-    """One random run, until everybody is at rest; returns its steps. The seed gives the same run
-    again. `look` checks each moment."""
+    """One random run of a seed until all are at rest; returns its steps. `look`: at each moment."""
     chance = random.Random(seed)
     moment, steps = Moment.of(world, actors), [f"seed {seed}"]
     busy, patience = 0, 0
@@ -466,8 +420,7 @@ def walk(
 
 
 def settle(world: World, *actors: Actor) -> World:
-    """The world once these actors came to rest, each running as long as it can: where an
-    exploration may begin."""
+    """A world to begin in: these actors came to rest, each running as long as it can."""
     moment = Moment.of(world, actors)
     while following := moment.next():
         moment = following[0][1]
@@ -475,8 +428,7 @@ def settle(world: World, *actors: Actor) -> World:
 
 
 def forget() -> None:
-    """Forget what was computed: after a decision of the product was exchanged, or to free
-    memory."""
+    """Forget what was computed: a decision of the product was exchanged, or memory is short."""
     Lake.forget()
     decide.cache_clear()
     check_version.cache_clear()

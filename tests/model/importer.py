@@ -22,17 +22,15 @@ def source(hour: str) -> tuple[tuple[int, int, int], ...]:
 
 @dataclass(frozen=True)
 class Importer(Publisher):
-    """Imports the `most` hours before the stream's first, one in a publish, newest first. It begins
-    once the stream has."""
+    """Imports the `most` hours before the stream's first, newest first, one a publish."""
 
     at: str = "idle"
     most: int = 2
     began: timedelta = timedelta(0)
     written: tuple[File, ...] = ()
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
-
-    def kept(self) -> dict[str, Any]:
-        return {"most": self.most}
+    keeps: ClassVar[tuple[str, ...]] = ("most",)
+    finishes: ClassVar[bool] = False
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -62,19 +60,13 @@ class Importer(Publisher):
             yield from self.publish(world, self.confirming(publish))
 
     def planned(self, world: World) -> Any:
-        assert self.lake is not None
-        hours: Any = [
-            imported.ImportedHour(f.hour, (f,), imported.account_of(1, 0, 0, {}))  # type: ignore[arg-type]
-            for f in self.written
-        ]
+        account = imported.account_of(1, 0, 0, {})
+        hours: Any = [imported.ImportedHour(f.hour, (f,), account) for f in self.written]  # type: ignore[arg-type]
         state, now = self.lake.state, NOW + world.age
         return imported.plan_import(state, hours, {0: 0}, self.id, NOW + self.began, now, "")
 
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, began=timedelta(0), written=())
-
-    def followed_by(self, then: Publisher) -> Publisher:
-        return then
 
     def refused(self) -> Publisher:
         return replace(self, at="check", lake=None)
@@ -87,9 +79,8 @@ class Undoer(Publisher):
     at: str = "idle"
     runs: int = 1
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
-
-    def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs}
+    keeps: ClassVar[tuple[str, ...]] = ("runs",)
+    finishes: ClassVar[bool] = False
 
     def idle(self, world: World) -> Iterator[Step]:
         if not (self.runs and imported.imported_hours(world.lake.state)):
@@ -100,7 +91,6 @@ class Undoer(Publisher):
             yield "decides to undo", world, replace(self, at="undo", lake=world.lake)
 
     def undo(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state = self.lake.state
         hours = imported.imported_hours(state)[:1]
         publish = imported.plan_undo(state, hours, {}, self.id, NOW)
@@ -108,12 +98,6 @@ class Undoer(Publisher):
 
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, runs=self.runs - 1)
-
-    def followed_by(self, then: Publisher) -> Publisher:
-        return then
-
-    def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None)
 
 
 def check(lake: Lake) -> list[str]:

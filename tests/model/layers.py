@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
-from actors import NOW, Publisher, Step, is_stopped, is_waiting
+from actors import NOW, Offsets, Publisher, Step, is_stopped, is_waiting
 from rebuilt import given, is_left_out, read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 from values import replace
@@ -68,13 +69,8 @@ class Ahead:
 
     def values(self) -> dict[str, Any]:
         """Return what a speed layer remembers of the micro-batch that it is about to publish."""
-        kept = {
-            "topic_id": self.topic_id,
-            "split": self.split,
-            "staged": self.staged,
-            "dead": self.dead,
-        }
-        return kept | {"marks": self.marks}
+        kept = {"topic_id": self.topic_id, "split": self.split, "staged": self.staged}
+        return kept | {"dead": self.dead, "marks": self.marks}
 
 
 @dataclass(frozen=True)
@@ -106,23 +102,14 @@ class Speed(Publisher):
     behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
     waited: str | None = None
     holds: int = 0
-
-    def kept(self) -> dict[str, Any]:
-        return {"at_most": self.at_most, "early": self.early, "as_snapshot": self.as_snapshot}
+    keeps: ClassVar[tuple[str, ...]] = ("at_most", "early", "as_snapshot")
 
     def steps(self, world: World) -> list[Step]:
         steps = super().steps(world)
-        if (
-            self.early
-            and self.at == "move"
-            and self.doing == "stream"
-            and self.staged
-            and not self.ahead
-        ):
-            steps += [
-                (f"{self.name} {step}", after, actor)
-                for step, after, actor in self.stage_ahead(world)
-            ]
+        is_moving = self.early and self.at == "move" and self.doing == "stream"
+        if is_moving and self.staged and not self.ahead:
+            ahead = self.stage_ahead(world)
+            steps += [(f"{self.name} {step}", after, actor) for step, after, actor in ahead]
         return steps
 
     def come_back(self, world: World) -> Iterator[Step]:
@@ -136,53 +123,35 @@ class Speed(Publisher):
         if is_stopped(world, world.lake) is not None:
             return
         topic = world.kafka.describe(TOPIC)
-        assert topic is not None
         position = check_topic(state.position, topic, TOPIC).offsets
         step = speed_plan.plan_catch_up(state, position)
         log_starts = world.kafka.log_starts(topic)
         if not isinstance(step, Skip) and any(s > position[p] for p, s in log_starts.items()):
-            behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = (
-                (),
-                tuple(sorted(log_starts.items())),
-            )
-            yield (
-                f"finds the log to begin at {log_starts}",
-                world,
-                replace(fresh, at="ask", doing="lost", behind=behind),
-            )
+            behind: Any = ((), tuple(sorted(log_starts.items())))
+            then = replace(fresh, at="ask", doing="lost", behind=behind)
+            yield f"finds the log to begin at {log_starts}", world, then
             return
         if isinstance(step, Skip):
             behind = (step.hours, tuple(sorted(step.to.items())))
-            yield (
-                f"wants to skip to {step.to}",
-                world,
-                replace(fresh, at="ask", doing="skip", behind=behind),
-            )
+            then = replace(fresh, at="ask", doing="skip", behind=behind)
+            yield f"wants to skip to {step.to}", world, then
         elif isinstance(step, HourToRead):
-            first, *rest = [
-                tuple(sorted(r.items())) for r in speed_plan.chunks(step.ranges, self.at_most)
-            ]
+            chunks = speed_plan.chunks(step.ranges, self.at_most)
+            first, *rest = [tuple(sorted(r.items())) for r in chunks]
             pieces: dict[str, Any] = {"ranges": first, "rest": tuple(rest)}
-            yield (
-                f"wants to read {step.ranges}",
-                world,
-                replace(fresh, at="ask", doing="read", **pieces),
-            )
+            then = replace(fresh, at="ask", doing="read", **pieces)
+            yield f"wants to read {step.ranges}", world, then
         else:
             starts = tuple(sorted(position.items()))
-            yield (
-                f"streams from {position}",
-                world,
-                replace(fresh, at="stream", doing="stream", starts=starts),
-            )
+            then = replace(fresh, at="stream", doing="stream", starts=starts)
+            yield f"streams from {position}", world, then
 
     def stream(self, world: World) -> Iterator[Step]:
         starts = dict(self.starts)
         ends = {p: len(stamps) for p, stamps in enumerate(world.kafka.log)}
-        ranges = {
-            p: (starts.get(p, 0), min(e, starts.get(p, 0) + self.at_most)) for p, e in ends.items()
-        }
-        if any(starts.get(p, 0) > e for p, e in ends.items()):
+        begins = {p: starts.get(p, 0) for p in ends}
+        ranges = {p: (begins[p], min(e, begins[p] + self.at_most)) for p, e in ends.items()}
+        if any(begins[p] > e for p, e in ends.items()):
             # Spark's source ends the query then.
             yield "finds the log shorter than it was", world, self.restarted()
         elif size(ranges):
@@ -195,8 +164,7 @@ class Speed(Publisher):
         return super().asking(world, clock=self.compared_before(world), **values)
 
     def compared_before(self, world: World) -> timedelta:
-        """Return what its clock says before the heads are loaded: nothing that files are judged
-        by."""
+        """Return what its clock says before the heads are loaded: no file is judged by it."""
         return timedelta(0)
 
     def compared_after(self, world: World) -> timedelta:
@@ -214,11 +182,8 @@ class Speed(Publisher):
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif self.doing == "lost":
             planned = loaded.skipping_lost(decided)
-            step = (
-                f"decides to record {planned[1]} as lost"
-                if planned
-                else "decides to publish ends alone"
-            )
+            lost = f"decides to record {planned[1]} as lost" if planned else ""
+            step = lost or "decides to publish ends alone"
             yield step, world, replace(loaded, at="move")
         elif self.doing == "skip":
             if loaded.skipping(decided) is None:
@@ -236,11 +201,8 @@ class Speed(Publisher):
         elif plan.next is Next.PUBLISH:
             yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
         elif plan.next is Next.DECIDE:
-            yield (
-                "decides to publish ends alone",
-                self.discarding(world),
-                replace(self.bare(), at="move"),
-            )
+            then = replace(self.bare(), at="move")
+            yield "decides to publish ends alone", self.discarding(world), then
         elif plan.next is Next.MERGE:
             yield "has to merge", world, replace(self, at="merge", back="ask")
         else:
@@ -258,7 +220,6 @@ class Speed(Publisher):
         yield from self.waiting_for(world, then)
 
     def stage(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         decided = self.decided(self.lake)
         plan, actor = self.plan(decided), self.by_clock(world)
         if actor is None:
@@ -277,19 +238,14 @@ class Speed(Publisher):
 
     def hear(self, world: World) -> Iterator[Step]:
         assert isinstance(self.staged, Written)
-        yield (
-            f"hears of {[*self.files]}",
-            world,
-            replace(self, at="ask", staged=self.heard(self.staged, world)),
-        )
+        then = replace(self, at="ask", staged=self.heard(self.staged, world))
+        yield f"hears of {[*self.files]}", world, then
 
     def heard(self, written: Written, world: World) -> Written:
         return written
 
     def stage_ahead(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         decided, actor = self.decided(self.lake), self.by_clock(world)
-        assert decided is not None
         starts = {p: e for p, (_, e) in self.ranges}
         ranges = {p: (s, min(len(world.kafka.log[p]), s + self.at_most)) for p, s in starts.items()}
         if actor is None or any(s > e for s, e in ranges.values()) or not world.kafka.holds(ranges):
@@ -298,11 +254,8 @@ class Speed(Publisher):
         if plan is None:
             return
         after, made = self.written(world, plan, decided)
-        yield (
-            f"stages {plan.by_hour} ahead",
-            after,
-            replace(actor, ahead=replace(made, ranges=tuple(ranges.items()))),
-        )
+        then = replace(actor, ahead=replace(made, ranges=tuple(ranges.items())))
+        yield f"stages {plan.by_hour} ahead", after, then
 
     def written(
         self, world: World, plan: Plan, decided: ResolvedState, again: bool = False
@@ -310,37 +263,27 @@ class Speed(Publisher):
         """The world with the rows and dead letters of a plan staged, and what that made."""
         id, kafka, now = world.new_id(self.name, self.ids), world.kafka, self.stamped(world)
         topic_id = decided.position.topic_id
-        read = {
-            h: tuple(
-                r
-                for r in kafka.read(ranges)
-                if not is_left_out(world, decided.state, h, topic_id, r)
-            )
-            for h, ranges in plan.by_hour.items()
-        }
+        state, given = decided.state, {h: kafka.read(r) for h, r in plan.by_hour.items()}
+        out = partial(is_left_out, world, state)
+        read = {h: [r for r in rows if not out(h, topic_id, r)] for h, rows in given.items()}
         marks = speed_plan.erasure_marks(decided.state, topic_id, plan.by_hour)
-        files = new_files(
-            id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()}
-        )
+        good = {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()}
+        bad = {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()}
+        files = new_files(id, good)
         staged: Staged | Written | None
         if self.as_snapshot:
             after = world.stage(id, files, now)
             staged = after.lake.find_staged(id)
         else:
             files = tuple(replace(f, written=world.age) for f in files)
-            left = (
-                tuple(replace(f, file_path=f"{f.file_path}-again") for f in files) if again else ()
-            )
+            copies = tuple(replace(f, file_path=f"{f.file_path}-again") for f in files)
+            left = copies if again else ()
             after = replace(world.write((*files, *left)), retries=world.retries - again)
             staged = Written(id, NOW + world.age, of_one_try(files, left))  # type: ignore[arg-type]
         dead = None
-        letters = new_files(
-            f"{id}-dead",
-            {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()},
-        )
+        letters = new_files(f"{id}-dead", bad)
         if letters and after.letters is not None:
             after = after.stage_letters(f"{id}-dead", letters, now)
-            assert after.letters is not None
             dead = after.letters.find_staged(f"{id}-dead")
         split = tuple((h, tuple(sorted(ranges.items()))) for h, ranges in plan.by_hour.items())
         return after, Ahead((), topic_id, split, staged, dead, marks)
@@ -352,7 +295,6 @@ class Speed(Publisher):
         return frozenset(one.id for one in staged if isinstance(one, Written))
 
     def ahead_discarded(self, world: World) -> World:
-        assert self.ahead is not None
         return discarded(world, self.ahead.staged).discard_letters(self.ahead.dead)
 
     def discarding(self, world: World) -> World:
@@ -363,12 +305,9 @@ class Speed(Publisher):
         return replace(self, staged=None, split=(), dead=None, topic_id="", marks=frozenset())
 
     def move(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         decided = self.decided(self.lake)
-        assert decided is not None
         if self.doing == "skip":
             planned = self.skipping(decided)
-            assert planned is not None
             yield from self.publish(world, self.confirming(planned), decided.now, in_line=False)
             return
         if self.doing == "lost":
@@ -381,17 +320,11 @@ class Speed(Publisher):
             boundaries = self.confirming(speed_plan.plan_boundary_publish(decided, self.id))
             yield from self.publish(world, boundaries, decided.now)
             return
-        assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
-        yield from self.publish(
-            world,
-            self.confirming(speed_plan.plan_publish(decided, plan, self.batch, hour_of_file)),
-            decided.now,
-            in_line=False,
-        )
+        publish = speed_plan.plan_publish(decided, plan, self.batch, hour_of_file)
+        yield from self.publish(world, self.confirming(publish), decided.now, in_line=False)
 
     def plan(self, decided: ResolvedState | None) -> Plan:
-        assert decided is not None
         now = self.kafka.now if self.as_snapshot and self.kafka is not None else NOW
         return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch, now + self.clock)
 
@@ -414,37 +347,31 @@ class Speed(Publisher):
         return StagedBatch(self.topic_id, split, self.staged, self.dead, erasures=self.marks)
 
     @property
-    def needed(self) -> tuple[tuple[int, int], ...]:
-        return (
-            tuple((p, e) for p, (_, e) in self.ranges) if self.doing not in ("skip", "lost") else ()
-        )
+    def needed(self) -> Offsets:
+        return () if self.doing in ("skip", "lost") else tuple((p, e) for p, (_, e) in self.ranges)
 
     def landed(self) -> Publisher:
-        assert self.lake is not None
         done = self.done()
         if self.doing not in ("skip", "lost") and not self.plan(self.decided(self.lake)).whole:
             # The rest of its offsets belongs to hours that are still to be decided.
             done = replace(self.bare(), at="ask", lake=None, kafka=None, last=None)
         return replace(done, at="merge", back=done.at) if self.lake.state.retained_hours else done
 
-    def followed_by(self, then: Publisher) -> Publisher:
-        return then.finishing() if self.dead is not None else then
+    @property
+    def finishes(self) -> bool:
+        return self.dead is not None
 
     def refused(self) -> Publisher:
         back = "come_back" if self.doing in ("skip", "lost") else "ask"
         return replace(self, at=back, last=self.lake, lake=None)
 
     def done(self) -> Publisher:
-        """Go on after a micro-batch or a skip: to the next piece, the next micro-batch, or back to
-        the table."""
-        ended = replace(
-            self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0
-        )
-        ended = replace(ended, clock=timedelta(0))
+        """Go on after a micro-batch or skip: to the next piece or micro-batch, or the table."""
+        bare = replace(self.bare(), lake=None, kafka=None, last=None, clock=timedelta(0))
+        ended = replace(bare, ranges=(), behind=((), ()), holds=0)
         if self.ahead is not None:
-            return replace(
-                ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values()
-            )
+            ended = replace(ended, at="ask", ahead=None, ranges=self.ahead.ranges)
+            return replace(ended, **self.ahead.values())
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:
@@ -458,8 +385,7 @@ def discarded(world: World, staged: Staged | Written | None) -> World:
 
 
 def of_one_try(files: tuple[File, ...], left: tuple[File, ...]) -> tuple[File, ...]:
-    """Return what a driver knows of the files of its tasks: those of the tries that ended well, not
-    what others `left`."""
+    """Return what a driver knows of its tasks' files: of ended tries, not what others `left`."""
     return files
 
 
@@ -476,19 +402,17 @@ class RollUp(Publisher):
     began: timedelta = timedelta(0)
     checked: timedelta = timedelta(0)
     done: tuple[Rewritten, ...] = ()
-
-    def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs}
+    keeps: ClassVar[tuple[str, ...]] = ("runs",)
+    finishes: ClassVar[bool] = False
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         for hour, files in sorted(self.there(world.lake).items()):
             if not self.runs or len(files) < 2 or not compaction.is_served(state, hour):
                 continue
-            new = rolled_up(
-                f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age
-            )
-            done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
+            sources = tuple(files.values())
+            new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", sources, world.age)
+            done: Any = (Rewritten(new, sources),)  # type: ignore[arg-type]
             begun = replace(self, at="check", runs=self.runs - 1, began=world.age, done=done)
             yield f"writes {new}", world.write((new,)) if world.orphans else world, begun
 
@@ -501,31 +425,21 @@ class RollUp(Publisher):
 
     def swap_files(self, world: World) -> Iterator[Step]:
         publish = self.replacing()
-        assert publish is not None
         yield from self.publish(world, publish, in_line=False)
 
     def replacing(self) -> Publish | None:
-        assert self.lake is not None
-        id = self.lake.new_id(f"{self.name}-{self.at}")
-        return compaction.plan_replacement(
-            self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked,
-            id,
-        )  # fmt: skip
+        state, there, began = self.lake.state, self.there(self.lake), NOW + self.began
+        checked = NOW + self.checked
+        return compaction.plan_replacement(state, self.done, there, began, checked, self.id)
 
     def there(self, lake: Lake) -> Any:
         main = set(lake.files("main"))
-        return {
-            h: {path: f for path, f in files.items() if f in main}
-            for h, files in lake.files_by_hour("speed").items()
-        }
+        by_hour = lake.files_by_hour("speed").items()
+        return {h: {path: f for path, f in of.items() if f in main} for h, of in by_hour}
 
     def landed(self) -> Publisher:
-        return replace(
-            self, at="idle", lake=None, began=timedelta(0), checked=timedelta(0), done=()
-        )
-
-    def followed_by(self, then: Publisher) -> Publisher:
-        return then
+        ended = replace(self, at="idle", lake=None, done=())
+        return replace(ended, began=timedelta(0), checked=timedelta(0))
 
     def refused(self) -> Publisher:
         return replace(self, at="check", lake=None, checked=timedelta(0))
@@ -547,8 +461,7 @@ class Batch(Publisher):
     lookback: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
     seen: frozenset[Row] = frozenset()
-    # The part of the hour that the speed layer had yet to read, if the hour has gaps for which that
-    # matters.
+    # The part of an hour with gaps that the speed layer had yet to read, if that matters.
     read: frozenset[str] = frozenset()
     given_up: frozenset[str] = frozenset()
     # The classes of gaps that it may accept, the account of what it staged, and its dead letters.
@@ -559,35 +472,21 @@ class Batch(Publisher):
     joins: bool = False
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
-
-    def kept(self) -> dict[str, Any]:
-        return {
-            "restates": self.restates,
-            "choice": self.choice,
-            "given_up": self.given_up,
-            "allow_gaps": self.allow_gaps,
-        }
+    keeps: ClassVar[tuple[str, ...]] = ("restates", "choice", "given_up", "allow_gaps")
 
     def waiting(self, world: World) -> list[str]:
-        lost = {
-            row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"
-        } - self.found_again(world)
+        refused = {r.hour for r in map(ledger_row, world.ledger) if r.decision == "refused"}
+        lost = refused - self.found_again(world)
         hopeless = self.given_up & world.bad | lost - world.bad
         return [h for h in batch_plan.waiting_hours(world.lake.state) if h not in hopeless]
 
     def found_again(self, world: World) -> set[str]:
-        """The hours that were refused while the stream read another log, and that it can read
-        now."""
-        refused = [row for row in map(ledger_row, world.ledger) if row.decision == "refused"]
-        while_away = {
-            row.hour: row.cut for row in refused if (row.reason or "").startswith("Kafka no longer")
-        }
+        """The hours that were refused while the stream read another log, and can be read now."""
+        rows = [row for row in map(ledger_row, world.ledger) if row.decision == "refused"]
+        away = [row for row in rows if (row.reason or "").startswith("Kafka no longer")]
         timeline, id = world.lake.state.timeline, world.lake.state.position.topic_id
-        return {
-            h
-            for h, cut in while_away.items()
-            if cut and not topic_change.gone_from_kafka(timeline, id, h, cut)
-        }
+        cuts = [(row.hour, row.cut) for row in away if row.cut]
+        return {h for h, cut in cuts if not topic_change.gone_from_kafka(timeline, id, h, cut)}
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -599,23 +498,17 @@ class Batch(Publisher):
             yield "starts", world, replace(fresh, at="ask")
         for hour in batch_plan.plan_recheck(state):
             if hour not in self.given_up & world.bad:
-                yield (
-                    f"decides {hour} again",
-                    world,
-                    replace(fresh, at="rebuild", todo=(hour,), restating=True),
-                )
+                then = replace(fresh, at="rebuild", todo=(hour,), restating=True)
+                yield f"decides {hour} again", world, then
         if self.restates:
             # Also those that are no longer remembered one by one, which the ledger knows.
-            forgotten = {
-                row.hour for row in map(ledger_row, world.ledger) if state.is_accepted(row.hour)
-            }
+            rows = map(ledger_row, world.ledger)
+            forgotten = {row.hour for row in rows if state.is_accepted(row.hour)}
             for hour in sorted(forgotten.union(state.accepted)):
                 if hour not in (self.choice[:1] or (hour,)):
                     continue
-                begun = replace(
-                    fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1
-                )
-                begun = replace(begun, choice=self.choice[1:])
+                begun = replace(fresh, at="rebuild", todo=(hour,), restating=True)
+                begun = replace(begun, restates=self.restates - 1, choice=self.choice[1:])
                 yield f"restates {hour}", world, begun
 
     # Seal
@@ -648,11 +541,8 @@ class Batch(Publisher):
         return batch_plan.plan_seal_with_acceptance(decided.state, seal, None, decided.now)
 
     def seal(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         decided = self.decided(self.lake)
-        assert decided is not None
         publish = self.sealing(decided)
-        assert publish is not None
         yield from self.publish(world, self.confirming(publish))
 
     # Accept what is empty, list what waits
@@ -665,30 +555,33 @@ class Batch(Publisher):
             empty = batch_plan.empty_hours(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)
             loaded = replace(self, todo=rest, lake=world.lake)
-            following = (
-                replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
-            )
-            yield f"lists {hours}", world, following
+            then = replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
+            yield f"lists {hours}", world, then
         else:
             yield "has to merge", world, replace(self, at="merge", back="recover")
 
     def empty(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None
         state = self.lake.state
         candidates = batch_plan.empty_hours(state, batch_plan.waiting_hours(state))
         publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now)
-        assert publish is not None
         yield from self.publish(world, self.confirming(publish))
 
     # Rebuild
 
     def following(self, todo: tuple[str, ...]) -> Publisher:
-        forgotten: dict[str, Any] = {
-            "cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset(),
-        }  # fmt: skip
-        forgotten |= {"read": frozenset()}
+        names = (
+            "cut",
+            "before",
+            "lookback",
+            "unread",
+            "seen",
+            "read",
+            "topic_id",
+            "counts",
+            "dead",
+        )
+        forgotten = {name: getattr(type(self), name) for name in names}
         ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
-        ended = replace(ended, topic_id="t", counts="{}", dead=None)
         ended = ended if todo else replace(ended, restating=False)
         return replace(ended, at="rebuild" if todo else "idle")
 
@@ -696,12 +589,9 @@ class Batch(Publisher):
         hours = lookback(self.todo[0])
         files = {h: lake.files_of("main", h) for h in hours}
         return batch_plan.fingerprint(
-            lake.state,
-            hours,
-            {h: [f.file_path for f in of_hour] for h, of_hour in files.items()},
-            {h: sum(f.record_count for f in of_hour) for h, of_hour in files.items()},
-            unread,
-        )
+            lake.state, hours, {h: [f.file_path for f in of_hour] for h, of_hour in files.items()},
+            {h: sum(f.record_count for f in of_hour) for h, of_hour in files.items()}, unread,
+        )  # fmt: skip
 
     def read_by_speed(self, lake: Lake) -> frozenset[str]:
         cut, gaps = Cut(self.topic_id, dict(self.cut)), json.loads(self.counts).get("gaps")
@@ -709,13 +599,12 @@ class Batch(Publisher):
         return read | erasure.marks_of(lake.state, self.todo[0], cut)
 
     def remembering(self, world: World, state: State) -> State:
-        """The state in which the hour is remembered: of one that is not any more, the ledger says
-        what is accepted."""
-        return ledger.plan_remembering(
-            state,
-            self.todo[:1],
-            lambda hour: ledger.last_accepted(world.recorded(hour)) if world.letters else None,
-        )
+        """The state in which the hour is remembered; the ledger has what is forgotten."""
+
+        def read(hour: str) -> Accepted | None:
+            return ledger.last_accepted(world.recorded(hour)) if world.letters else None
+
+        return ledger.plan_remembering(state, self.todo[:1], read)
 
     def rebuild(self, world: World) -> Iterator[Step]:
         hour, state = self.todo[0], world.lake.state
@@ -730,22 +619,13 @@ class Batch(Publisher):
             yield f"finds that {hour} has expired", world, self.following(self.todo[1:])
             return
         unread = tuple(sorted(merge.unread_hours(state, lookback(hour))))
+        there = [f for h in lookback(hour) for f in world.lake.files_of("main", h)]
         loaded = replace(
-            self,
-            at="stage",
-            cut=tuple(sorted(cut.ranges.items())),
-            topic_id=cut.topic_id,
+            self, at="stage", cut=tuple(sorted(cut.ranges.items())), topic_id=cut.topic_id,
             before=accepted.revision if accepted is not None else 0,
-            lookback=self.lookback_files(world.lake, unread),
-            unread=unread,
-            seen=frozenset(
-                row
-                for h in lookback(hour)
-                for f in world.lake.files_of("main", h)
-                for row in f.rows
-            ),
-            lake=world.lake if world.letters else None,
-        )
+            lookback=self.lookback_files(world.lake, unread), unread=unread,
+            seen=frozenset(row for f in there for row in f.rows), lake=world.lake if world.letters else None,
+        )  # fmt: skip
         gone = topic_change.gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
         if gone and not loaded.before:
             yield from loaded.refusing(world, f"{loaded.name}-gone-{world.lake.commits}", gone)
@@ -755,9 +635,8 @@ class Batch(Publisher):
     def refusing(self, world: World, id: str, reason: str) -> Iterator[Step]:
         """The ledger's row of a refusal, in a step of its own as in the product."""
         hour, cut = self.todo[0], Cut(self.topic_id, dict(self.cut))
-        row = ledger.decision(
-            hour, "refused", self.before + 1, cut, world.kafka.now, f"{id}-{hour}", reason=reason
-        )
+        now, id = world.kafka.now, f"{id}-{hour}"
+        row = ledger.decision(hour, "refused", self.before + 1, cut, now, id, reason=reason)
         yield f"refuses {hour}: {reason}", world.record([row]), self.following(self.todo[1:])
 
     def stage(self, world: World) -> Iterator[Step]:
@@ -776,55 +655,42 @@ class Batch(Publisher):
         files = tuple(replace(f, seen=self.seen) for f in new_files(id, {hour: read.good}))
         after = world.stage(id, files, now)
         if read.dead and after.letters is not None:
-            after = after.stage_letters(
-                f"{id}-dead", new_files(f"{id}-dead", {hour: read.dead}), now
-            )
+            letters = new_files(f"{id}-dead", {hour: read.dead})
+            after = after.stage_letters(f"{id}-dead", letters, now)
         staged = after.lake.find_staged(id)
         staged_dead = after.letters.find_staged(f"{id}-dead") if after.letters is not None else None
         if hour in world.bad:
             refused = replace(self, given_up=self.given_up | {hour}).following(self.todo[1:])
             yield f"refuses {hour}", after.discard(staged).discard_letters(staged_dead), refused
         elif objections := read.balance.disallowed(self.allow_gaps):
-            yield from self.refusing(
-                after.discard(staged).discard_letters(staged_dead), id, "; ".join(objections)
-            )
+            left = after.discard(staged).discard_letters(staged_dead)
+            yield from self.refusing(left, id, "; ".join(objections))
         else:
             account = replace(read.balance.counts, partitions=read.balance.partitions)
             counts = json.dumps(account.as_dict()) if world.letters else "{}"
-            done = replace(
-                actor, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None
-            )
-            done = replace(done, read=done.read_by_speed(self.lake or world.lake))
+            done = replace(actor, at="verdict", staged=staged, dead=staged_dead, counts=counts)
+            done = replace(done, read=done.read_by_speed(self.lake or world.lake), lake=None)
             yield f"stages {[*files]}", after, done
 
     def has_letters_to_finish(self, world: World, cut: Cut) -> bool:
-        """Whether Kafka lacks records of the hour, and dead letters wait that may have been some of
-        them."""
+        """Whether Kafka lacks records of the hour, and some may be among dead letters that wait."""
         # The process that dropped an entry from the table saw it done.
-        named, waiting = (
-            {str(item["id"]) for item in lake.state.dead_letters}
-            for lake in (self.lake or world.lake, world.lake)
-        )
-        return bool(named & waiting - self.confirmed.letters) and balance.has_missing(
-            cut.ranges, given(world, cut)
-        )
+        lakes = (self.lake or world.lake, world.lake)
+        named, waiting = ({str(i["id"]) for i in lake.state.dead_letters} for lake in lakes)
+        if not named & waiting - self.confirmed.letters:
+            return False
+        return balance.has_missing(cut.ranges, given(world, cut))
 
     def discarding(self, world: World) -> World:
         return world.discard(self.staged).discard_letters(self.dead)
 
     def verdict(self, world: World) -> Iterator[Step]:
-        assert self.staged is not None
         hour, state = self.todo[0], self.remembering(world, world.lake.state)
         verdict = batch_plan.check_publish(
-            state,
-            hour,
-            Cut(self.topic_id, dict(self.cut)),
-            self.before,
-            self.staged.wap_id,
+            state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
             self.lookback_files(world.lake, self.unread) | self.read_by_speed(world.lake),
-            self.lookback | self.read,
-            world.kafka.now + world.age,
-        )
+            self.lookback | self.read, world.kafka.now + world.age,
+        )  # fmt: skip
         step = f"{hour}: {verdict.value}"
         if verdict is batch_plan.PublishCheck.PUBLISH:
             yield step, world, replace(self, at="accept", lake=world.lake)
@@ -839,17 +705,14 @@ class Batch(Publisher):
             yield step, world, self.leaving(self.restarted())
 
     def accept(self, world: World) -> Iterator[Step]:
-        assert self.lake is not None and self.staged is not None
         hour, state, now = self.todo[0], self.remembering(world, self.lake.state), world.kafka.now
         accepted = Accepted(self.before + 1, Cut(self.topic_id, dict(self.cut)), unread=self.unread)
         id = f"{self.staged.wap_id}-{hour}"
         letters = (dead_letters.waiting_batch(self.dead, hour, accepted.revision, now, id),)
-        rebuilt = batch_plan.Rebuilt(
-            hour, accepted, self.staged, letters, from_json(HourAccount, json.loads(self.counts))
-        )
-        yield from self.publish(
-            world, self.confirming(batch_plan.plan_publish(state, [rebuilt], now))
-        )
+        counts = from_json(HourAccount, json.loads(self.counts))
+        rebuilt = batch_plan.Rebuilt(hour, accepted, self.staged, letters, counts)
+        publish = batch_plan.plan_publish(state, [rebuilt], now)
+        yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:
         fresh = replace(self, lake=None)
@@ -859,6 +722,5 @@ class Batch(Publisher):
 
     def refused(self) -> Publisher:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
-        return replace(
-            self, at=back, last=self.lake if back == "ask" else None, lake=None, joins=False
-        )
+        last = self.lake if back == "ask" else None
+        return replace(self, at=back, last=last, lake=None, joins=False)

@@ -1,7 +1,7 @@
-"""A model rebuild's reading of an hour, as `HourReader` does it, and the account that it closes
-over it."""
+"""A model rebuild's reading of an hour, as `HourReader` does it, and its account."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from small_world import TOPIC, Lake, Row, World
@@ -9,7 +9,7 @@ from small_world import TOPIC, Lake, Row, World
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges, Topic, size, trim
 from anabranch.protocol import erasure, ledger, topic_change
-from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.ledger_row import Account, Layer
 from anabranch.protocol.state import State
 from batch_layer import balance
 from batch_layer.balance import Balance, Counted
@@ -25,12 +25,9 @@ class Read:
 
 
 def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
-    """Each record of the cut in any source, over revision `before`; None where Kafka has another
-    log."""
-    gone = (
-        topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut)
-        is not None
-    )
+    """Each record of the cut in any source, over revision `before`; None of another log."""
+    timeline, topic_id = lake.state.timeline, lake.state.position.topic_id
+    gone = topic_change.gone_from_kafka(timeline, topic_id, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = {} if gone else trim(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
@@ -51,32 +48,22 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
         for row in (row for row in letters if _is_in(row, cut.ranges) and row[:2] not in places):
             # Its bytes are decoded again; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
-    erased = [
-        row for row in (*good, *dead) if is_left_out(world, lake.state, hour, cut.topic_id, row)
-    ]
-    good, dead = (
-        [row for row in good if row not in erased],
-        [row for row in dead if row not in erased],
-    )
-    # Offsets in no source: before the log's start, and behind it, where the log's batches show the
-    # class.
+    all_of, state = (*good, *dead), lake.state
+    erased = [row for row in all_of if is_left_out(world, state, hour, cut.topic_id, row)]
+    good, dead = ([row for row in of if row not in erased] for of in (good, dead))
+    # Offsets in no source: before the log's start, or of the class that its batches show.
     held = {row[:2] for row in (*good, *dead, *erased)}
-    missing = {
-        p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()
-    }
-    in_kafka = {
-        p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in missing.items()
-    }
+    spans = cut.ranges.items()
+    missing = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in spans}
+    in_kafka = {p: {o for o in of if _is_in((p, o, 0), there)} for p, of in missing.items()}
     lost = {p: n for p, offsets in missing.items() if (n := len(offsets - in_kafka[p]))}
     seen: dict[str, Offsets] = {}
     for p, offsets in in_kafka.items():
         for name, counts in world.kafka.look(p, offsets).items():
             seen[name] = balance.plus(seen.get(name, {}), counts)
-    accounts = (
-        ledger.partitions_before(lake.state, hour, world.recorded(hour))
-        if world.letters is not None
-        else {}
-    )
+    accounts: Mapping[int, Account] = {}
+    if world.letters is not None:
+        accounts = ledger.partitions_before(lake.state, hour, world.recorded(hour))
     gaps = balance.classify_gaps({p: len(offsets) for p, offsets in in_kafka.items()}, seen)
     read_again = _by_partition(erased)
     left_out, lost, gaps = balance.classify_erased(lost, gaps, accounts, read_again)
@@ -97,9 +84,8 @@ def is_left_out(world: World, state: State, hour: str, topic_id: str, row: Row) 
         return False
     if row[2] not in world.kafka.malformed:
         return True
-    return row[:2] in erasure.places_of(ledger.with_waiting(state, hour, world.recorded(hour))).get(
-        hour, ()
-    )
+    rows = ledger.with_waiting(state, hour, world.recorded(hour))
+    return row[:2] in erasure.places_of(rows).get(hour, ())
 
 
 def given(world: World, cut: Cut) -> Offsets:
@@ -126,6 +112,5 @@ def _by_partition(rows: list[Row]) -> Offsets:
 def _counted(rows: list[Row], ranges: Ranges) -> Counted:
     """Count rows as `counting.count` counts staged files."""
     inside = {row[:2] for row in rows if _is_in(row, ranges)}
-    return Counted(
-        dict(Counter(p for p, _ in inside)), len(rows), sum(not _is_in(row, ranges) for row in rows)
-    )
+    outside = sum(not _is_in(row, ranges) for row in rows)
+    return Counted(dict(Counter(p for p, _ in inside)), len(rows), outside)

@@ -86,15 +86,15 @@ READ_BY_TWO = Speed("before", at_most=2)
 READ_BY_THREE = Speed("before", at_most=3)
 ACCEPTS = Batch("accepts")
 
-# Beginnings: an hour that nothing has read, that the speed layer has read, and
-# that both layers hold.
+# Beginnings: an hour that nothing has read, that the speed layer has read, that both layers hold.
 OVER = (broker(*ONE_HOUR),)
 OVER_AND_READ = (*OVER, READ)
 ACCEPTED = (*OVER_AND_READ, ACCEPTS)
 BOTH_ACCEPTED = (broker(*TWO_HOURS), READ, ACCEPTS)
 ONE_READ = (broker(RECORD), READ)
 TWO_READ = (broker(RECORD, RECORD), READ)
-PERSONAL_ACCEPTED = (broker(PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO, ACCEPTS)
+PERSONAL_READ = (broker(PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO)
+PERSONAL_ACCEPTED = (*PERSONAL_READ, ACCEPTS)
 DEAD_ACCEPTED = (broker(*DEAD_AND_GOOD), READ_BY_TWO, ACCEPTS)
 DEAD_PERSONAL_ACCEPTED = (broker(MALFORMED_PERSONAL, ("tick", 60)), READ, ACCEPTS)
 # An hour with records, and one without that `main` alone lists.
@@ -121,8 +121,7 @@ LATE = {"late": True, "answers_to_lose": 1}
 
 
 def at_random(seed: int) -> tuple[World, list[Actor]]:
-    """A larger setting: two partitions and perhaps a third, about four hours, two of each layer,
-    everybody else too."""
+    """A larger setting: two or three partitions, four hours, two of each layer, all else."""
     chance = random.Random(seed)
     grace = timedelta(minutes=chance.choice([0, 2, 90]))
     hours = [shift(H0, i) for i in range(4)]
@@ -173,8 +172,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
 def with_accounts(
     chance: random.Random, world: World, actors: list[Actor]
 ) -> tuple[World, list[Actor]]:
-    """The same with dead letters and the ledger, and with records that are malformed or that
-    retention takes."""
+    """The same with dead letters, ledger, malformed records, and some that retention takes."""
     fresh = new_world(partitions=2, accounts=True)
     world = replace(world, lake=fresh.lake, letters=fresh.letters)
     script, records = list[Event](), 0
@@ -204,8 +202,7 @@ def skew(chance: random.Random) -> timedelta:
 
 
 def script_at_random(chance: random.Random) -> tuple[Event, ...]:
-    """Records around the ends of hours, on time, late and early; in the end all hours have ended
-    and are fixed."""
+    """Records around the ends of hours, on time, late and early; all hours end and are fixed."""
     events: list[Event] = []
     for _ in range(chance.randrange(4, 14)):
         if chance.random() < 0.65:
@@ -231,6 +228,10 @@ class Setting:
     sees: str
     before: tuple[Actor, ...] = ()
     world: dict[str, Any] = field(default_factory=dict)
+    # Takes longest: `make test` walks it at random, `make test-full` explores it whole.
+    large: bool = False
+    # Whether this is so where the speed layer stages its rows as a snapshot; None: no such setting.
+    large_as_snapshot: bool | None = None
 
 
 def nights(nights: int, runs: int = 1) -> tuple[Actor, ...]:
@@ -252,7 +253,7 @@ SETTINGS = {
     "an answer lost, and a process killed": Setting(
         (broker(*ONE_HOUR, RECORD), SPEED, BATCH),
         "speed finds that it had landed; batch finds that it had landed; speed is killed at look",
-        world=CRASH | {"answers_to_lose": 1},
+        world=CRASH | {"answers_to_lose": 1}, large_as_snapshot=True,
     ),
     "a publish that lands whenever it likes, or never": Setting(
         (broker(RECORD, RECORD), SPEED, NETWORK),
@@ -260,7 +261,7 @@ SETTINGS = {
         "speed finds that it may still land; speed moves a head in its way; "
         "speed finds that it had landed; is killed at fence; "
         "speed moves a head in its way, and nothing is heard of it",
-        world=CRASH | {"late": True, "answers_to_lose": 2},
+        world=CRASH | {"late": True, "answers_to_lose": 2}, large_as_snapshot=False,
     ),
     "a micro-batch that lands late beside another speed layer": Setting(
         (broker(RECORD), SPEED, Speed("rival"), NETWORK),
@@ -276,7 +277,7 @@ SETTINGS = {
         (broker(*AN_EMPTY_HOUR, RECORD), SPEED, BATCH),
         "batch decides to seal and accept; batch is killed at seal; batch is refused; "
         "lists ('2026-11-21T01'",
-        world=CRASH,
+        world=CRASH, large=True,
     ),
     "hours without records, accepted by two batch jobs": Setting(
         (broker(*AN_EMPTY_HOUR), BATCH, Batch("rival")),
@@ -291,25 +292,24 @@ SETTINGS = {
         (broker(("restore", "main"), ("tick", 60), RECORD), SPEED, BATCH),
         "kafka sees main set back; batch decides to merge; speed publishes; "
         "batch decides to seal and accept",
-        before=ACCEPTED_ON_MAIN,
-        world=ACCOUNTS,
+        before=ACCEPTED_ON_MAIN, world=ACCOUNTS,
     ),
     "hours without records, and maintenance that lists them on batch": Setting(
         (broker(("tick", 60), RECORD), SPEED, BATCH, MAINTENANCE),
         "maintenance publishes; batch decides to seal and accept; batch is refused; "
         "maintenance is refused",
-        before=ACCEPTED_ON_MAIN,
-        world=ACCOUNTS,
+        before=ACCEPTED_ON_MAIN, world=ACCOUNTS,
     ),
     "a late publish, expiry and orphan removal": Setting(
         (broker(RECORD), SPEED, MAINTENANCE, NETWORK),
         "at last, and it lands; maintenance removes; speed moves a head in its way",
-        world=ORPHANS | LATE,
+        world=ORPHANS | LATE, large_as_snapshot=False,
     ),
     "two speed layers, their micro-batches of different sizes": Setting(
         (broker(RECORD, RECORD, RECORD), SPEED, Speed("rival", at_most=2)),
         "finds its offsets published; speed is refused; "
         "decides to stage {'2026-11-21T00': {0: (1, 2)}}",
+        large_as_snapshot=False,
     ),
     "two speed layers at an hour's end": Setting(
         (broker(RECORD, ("tick", 60), RECORD), SPEED, Speed("rival", at_most=2)),
@@ -331,8 +331,7 @@ SETTINGS = {
     "two speed layers that come back to an accepted hour": Setting(
         (broker(RECORD), SPEED, Speed("rival")),
         "speed decides to skip; gives up its skip; is killed at move",
-        before=(broker(*ONE_HOUR), BATCH),
-        world=CRASH,
+        before=(broker(*ONE_HOUR), BATCH), world=CRASH,
     ),
     "a speed layer that comes back to a refused hour between two accepted ones": Setting(
         (broker(("mend",), RECORD), SPEED, BATCH),
@@ -343,7 +342,7 @@ SETTINGS = {
     "an hour refused, then fixed": Setting(
         (broker(*TWO_HOURS, ("mend",)), SPEED, BATCH),
         "batch refuses 2026-11-21T00; batch 2026-11-21T00: it can be published",
-        world=H0_IS_BAD,
+        world=H0_IS_BAD, large=True,
     ),
     "two batch runs of an hour, and its restatement": Setting(
         (broker(*ONE_HOUR), SPEED, RESTATES, Batch("backlog")),
@@ -352,6 +351,7 @@ SETTINGS = {
     "two batch runs of two hours, out of order": Setting(
         (broker(*TWO_HOURS), RESTATES, Batch("backlog")),
         "what main serves in the look-back is not what; another run published first",
+        large=True,
     ),
     "an hour given to the speed layer, and taken back": Setting(
         (broker(*ONE_HOUR), SPEED, RESTATES, TO_SPEED_AND_BACK),
@@ -369,20 +369,18 @@ SETTINGS = {
     "expiry and orphan removal around what the speed layer stages": Setting(
         (broker(*ONE_HOUR), SPEED, Maintenance("maintenance", runs=2)),
         "maintenance removes ['speed-0/T00']; speed is killed at move; speed is refused",
-        world=ORPHANS | CRASH,
+        world=ORPHANS | CRASH, large_as_snapshot=True,
     ),
     "expiry and orphan removal around what the batch layer stages": Setting(
         (BATCH, MAINTENANCE),
         "its staged snapshot is missing; maintenance removes ['batch-; batch is killed at accept",
-        before=OVER,
-        world=ORPHANS | CRASH,
+        before=OVER, world=ORPHANS | CRASH,
     ),
     "expiry and orphan removal around both layers": Setting(
         (SPEED, BATCH, MAINTENANCE),
         "its staged snapshot is missing; maintenance removes ['speed-0/T00']; "
         "maintenance removes ['batch-",
-        before=OVER,
-        world=ORPHANS,
+        before=OVER, world=ORPHANS, large=True, large_as_snapshot=True,
     ),
     (
         "files that nothing refers to, of a process that sleeps, is killed, or has a task "
@@ -392,7 +390,7 @@ SETTINGS = {
         "a task of it twice; speed is killed at hear; speed is killed at move; speed is refused; "
         "night makes all 1 day, 15:00:00 old; maintenance removes ['speed-0/T00']; "
         "maintenance removes ['speed-0/T00', 'speed-0/T00-again']",
-        world=ORPHANS | CRASH | {"retries": 1},
+        world=ORPHANS | CRASH | {"retries": 1}, large=True,
     ),
     (
         "files that nothing refers to, of a process that sleeps, and orphans that are looked "
@@ -406,44 +404,41 @@ SETTINGS = {
         (broker(RECORD, RECORD), EARLY, *nights(2)),
         "ahead; maintenance removes ['speed-0/T00', 'speed-1/T00']; speed is refused; "
         "speed is killed at move",
-        world=ORPHANS | CRASH,
+        world=ORPHANS | CRASH, large=True,
     ),
     "files that nothing refers to, of two speed layers that sleep": Setting(
         (SPEED, Speed("rival"), *nights(2)),
         "speed finds its offsets published; rival is refused; maintenance removes ['rival-0/T00']",
-        before=(broker(RECORD),),
-        world=ORPHANS,
+        before=(broker(RECORD),), world=ORPHANS, large=True,
     ),
     "files that nothing refers to, a publish that lands late, and a process that sleeps": Setting(
         (broker(RECORD), SPEED, NETWORK, *nights(2)),
         "at last, and it lands; at last, and it is refused; maintenance removes ['speed-0/T00']; "
         "moves a head",
-        world=ORPHANS | LATE | CRASH,
+        world=ORPHANS | LATE | CRASH, large=True,
     ),
     "unreferenced files of a publish that landed and whose answer is a refusal": Setting(
         (broker(RECORD, RECORD), EARLY, ROLLUP, *nights(2)),
         "speed publishes, and the answer is a refusal; speed finds its offsets published; "
         "rollup publishes",
-        world=ORPHANS | {"wrong_answers": 1},
+        world=ORPHANS | {"wrong_answers": 1}, large=True,
     ),
     "files that nothing refers to, of an hour that ends while a process sleeps": Setting(
         (broker(("record", 0, 45), ("tick", 60)), SPEED, *nights(2)),
         "speed decides to stage {'2026-11-21T01'; maintenance removes ['speed-1/T00']; "
         "speed publishes",
-        before=ONE_READ,
-        world=ORPHANS | CRASH,
+        before=ONE_READ, world=ORPHANS | CRASH,
     ),
     "files that nothing refers to, of an hour that is accepted while a process sleeps": Setting(
         (SPEED, BATCH, *nights(2)),
         "maintenance removes ['speed-0/T00']; batch publishes; speed is refused",
-        before=OVER,
-        world=ORPHANS,
+        before=OVER, world=ORPHANS, large=True,
     ),
     "files that nothing refers to and dead letters, of a process that sleeps": Setting(
         (broker(MALFORMED, RECORD), BY_TWO, *nights(2)),
         "publishes the dead letters speed-0-dead; snapshots of dead letters; "
         "maintenance removes ['speed-0-dead/",
-        world=ACCOUNTS | ORPHANS | CRASH,
+        world=ACCOUNTS | ORPHANS | CRASH, large=True,
     ),
     "files that nothing refers to beside what another speed layer stages as a snapshot": Setting(
         (broker(RECORD, RECORD), SPEED, Speed("rival", at_most=2, as_snapshot=True)),
@@ -454,8 +449,7 @@ SETTINGS = {
         (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
         "speed decides to publish ends alone; speed is refused; speed is killed at move; "
         "batch is killed at seal",
-        before=(broker(RECORD, ("tick", 210), RECORD),),
-        world=CRASH,
+        before=(broker(RECORD, ("tick", 210), RECORD),), world=CRASH, large=True,
     ),
     "hours behind a record stamped years ahead": Setting(
         (BY_THREE, BATCH),
@@ -475,40 +469,34 @@ SETTINGS = {
     "the branch of the speed layer set back behind a sealed hour": Setting(
         (broker(("restore",), RECORD, ("mend",)), SPEED, BATCH),
         "kafka sees speed set back to (); speed decides to merge; batch decides to seal",
-        before=(broker(*ONE_HOUR), SPEED, Batch("before")),
-        world=H0_IS_BAD,
+        before=(broker(*ONE_HOUR), SPEED, Batch("before")), world=H0_IS_BAD,
     ),
     "a batch job's turn against a speed layer, and either killed": Setting(
         (broker(RECORD, RECORD, RECORD), SPEED, RESTATES),
         "batch asks for turn; has the way; taken back; bound of turn; batch is killed at accept",
-        before=ACCEPTED,
-        world=CRASH | {"turns": 2},
+        before=ACCEPTED, world=CRASH | {"turns": 2},
     ),
     "a batch job's turn while it seals and accepts": Setting(
         (broker(RECORD, RECORD, RECORD), SPEED, BATCH),
         "batch asks for turn; has the way; batch decides to seal",
-        before=OVER,
-        world={"turns": 1},
+        before=OVER, world={"turns": 1},
     ),
     "the turns of a restatement and of a maintenance, and anybody killed": Setting(
         (broker(RECORD), SPEED, RESTATES, MAINTENANCE),
         "finds batch-2 before it; finds maintenance-2 before it; takes back its turn; "
         "without a turn",
-        before=ACCEPTED,
-        world=CRASH | {"turns": 2},
+        before=ACCEPTED, world=CRASH | {"turns": 2},
     ),
     "the turns of a restatement, of a maintenance and of an operator": Setting(
         (RESTATES, MAINTENANCE, TO_SPEED),
         "finds batch-3 before it; finds maintenance-3 before it; finds operator-3 before it",
-        before=ACCEPTED,
-        world={"turns": 3},
+        before=ACCEPTED, world={"turns": 3},
     ),
     "an hour accepted while the speed layer works off the refused one before it": Setting(
         (broker(("mend",)), SPEED, BATCH),
         "speed publishes; batch reads 2026-11-21T01; batch decides 2026-11-21T01 again; "
         "batch publishes; batch reads 2026-11-21T00",
-        before=REFUSED_AND_UNREAD,
-        world=H0_IS_BAD,
+        before=REFUSED_AND_UNREAD, world=H0_IS_BAD,
     ),
     "files put together while both layers are at work": Setting(
         (broker(RECORD, ("tick", 60)), SPEED, BATCH, ROLLUP),
@@ -519,8 +507,7 @@ SETTINGS = {
         (ROLLUP, RollUp("rival"), BATCH),
         "rollup is killed at swap_files; rollup finds that it had landed; rival gives it up; "
         "batch is refused",
-        before=(broker(RECORD, RECORD, ("tick", 60)), READ),
-        world=CRASH | {"answers_to_lose": 1},
+        before=(broker(RECORD, RECORD, ("tick", 60)), READ), world=CRASH | {"answers_to_lose": 1},
     ),
     "files put together of an hour that is given to the speed layer and taken back": Setting(
         (RollUp("rollup", runs=2), BATCH, TO_SPEED_AND_BACK),
@@ -531,8 +518,7 @@ SETTINGS = {
         (broker(RECORD, RECORD, RECORD), EARLY, RESTATES),
         "speed stages {'2026-11-21T01': {0: (2, 3)}} ahead; speed is refused; "
         "speed is killed at move",
-        before=ACCEPTED,
-        world=CRASH | {"turns": 1},
+        before=ACCEPTED, world=CRASH | {"turns": 1},
     ),
     "micro-batches staged ahead by two speed layers": Setting(
         (broker(RECORD, RECORD, RECORD), EARLY, Speed("rival", at_most=2)),
@@ -543,11 +529,12 @@ SETTINGS = {
         (broker(RECORD, ("record", 0, 45), ("tick", 60)), EARLY, BATCH),
         "speed stages {'2026-11-21T00': {0: (1, 2)}} ahead; "
         "decides to stage {'2026-11-21T01': {0: (1, 2)}}",
+        large_as_snapshot=False,
     ),
     "micro-batches staged ahead while what is old is expired and removed": Setting(
         (broker(RECORD, RECORD), EARLY, MAINTENANCE),
         "ahead; maintenance removes ['speed-; speed is killed at move",
-        world=ORPHANS | CRASH,
+        world=ORPHANS | CRASH, large_as_snapshot=True,
     ),
     "micro-batches staged ahead, a publish that lands late, and the branch set back": Setting(
         (broker(RECORD, RECORD, ("restore",), RECORD), EARLY, NETWORK),
@@ -580,26 +567,23 @@ SETTINGS = {
     "a batch job with dead letters that is killed anywhere": Setting(
         (broker(MALFORMED), BATCH, SPEED),
         "batch is killed at record; batch is killed at send_letters; batch has something to finish",
-        before=(broker(*DEAD_AND_GOOD), READ_BY_TWO),
-        world=ACCOUNTS | CRASH,
+        before=(broker(*DEAD_AND_GOOD), READ_BY_TWO), world=ACCOUNTS | CRASH, large=True,
     ),
     "dead letters that become rows, by two restatements at once": Setting(
         (broker(("widen",)), RESTATES, Batch("rival", restates=1)),
         "another run published first; rival is refused with the dead letters; not due; "
         "stages [batch-2/T00[(0, 0)",
-        before=DEAD_ACCEPTED,
-        world=ACCOUNTS,
+        before=DEAD_ACCEPTED, world=ACCOUNTS,
     ),
     "dead letters of an hour that is given to the speed layer and taken back": Setting(
         (TO_SPEED_AND_BACK, RESTATES),
         "operator publishes the dead letters operator-; not due; batch publishes the dead letters",
-        before=DEAD_ACCEPTED,
-        world=ACCOUNTS | CRASH,
+        before=DEAD_ACCEPTED, world=ACCOUNTS | CRASH,
     ),
     "dead letters that wait while what is old is expired and removed": Setting(
         (broker(MALFORMED), SPEED, MAINTENANCE),
         "maintenance expires 1 snapshots of dead letters; maintenance removes ['speed-0-dead/T00']",
-        world=ACCOUNTS | ORPHANS | CRASH,
+        world=ACCOUNTS | ORPHANS | CRASH, large_as_snapshot=False,
     ),
     "hours that are no longer remembered, restated by two at once": Setting(
         (RESTATES, Batch("rival", restates=1)),
@@ -623,14 +607,12 @@ SETTINGS = {
     "retention that overtakes an hour that may have no gap": Setting(
         (broker(("retain", 0, 2)), BY_TWO, BATCH),
         "batch refuses 2026-11-21T00: gaps; batch stages [batch-; speed publishes the dead letters",
-        before=(broker(*DEAD_AND_GOOD),),
-        world=ACCOUNTS,
+        before=(broker(*DEAD_AND_GOOD),), world=ACCOUNTS,
     ),
     "an hour that Kafka lost, restated from what is accepted": Setting(
         (broker(("retain", 0, 2), RECORD), SPEED, Batch("batch", restates=2)),
         "batch restates 2026-11-21T00; batch stages [batch-; batch publishes the dead letters",
-        before=(broker(*DEAD_AND_GOOD), ACCEPTS),
-        world=ACCOUNTS,
+        before=(broker(*DEAD_AND_GOOD), ACCEPTS), world=ACCOUNTS,
     ),
     (
         "a record that compaction takes from the middle of an hour, before or after it was served"
@@ -639,15 +621,13 @@ SETTINGS = {
         "batch stages [batch-1/T00[(0, 0), (0, 2)]]; T00[(0, 0), (0, 1), (0, 2)]]; "
         "speed publishes; batch 2026-11-21T00: it can be published; "
         "what main serves in the look-back is not what",
-        before=THREE_RECORDS,
-        world=ACCOUNTS,
+        before=THREE_RECORDS, world=ACCOUNTS,
     ),
     "a dead letter whose record compaction takes from the middle of an hour": Setting(
         (broker(("compact", 0, 1)), BY_THREE, Batch("batch", allow_gaps=("control", "compacted"))),
         "speed publishes the dead letters; batch publishes the dead letters; "
         "batch 2026-11-21T00: it can be published",
-        before=ONE_DEAD_OF_THREE,
-        world=ACCOUNTS,
+        before=ONE_DEAD_OF_THREE, world=ACCOUNTS,
     ),
     "records that compaction takes from the middle of an hour that may lack none": Setting(
         (
@@ -662,8 +642,8 @@ SETTINGS = {
     "an hour from whose middle records vanish after they were served, restated": Setting(
         (broker(("compact", 0, 1), ("retain", 0, 1), RECORD), SPEED, Batch("batch", restates=2)),
         "batch restates 2026-11-21T00; batch stages [batch-; batch publishes the dead letters",
-        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), ACCEPTS),
-        world=ACCOUNTS,
+        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), ACCEPTS), world=ACCOUNTS,
+        large=True,
     ),
     "a topic recreated under both layers": Setting(
         (broker(RECORD, RECREATED, RECORD, RECORD), SPEED, BATCH, ADOPTER),
@@ -688,21 +668,19 @@ SETTINGS = {
         (broker(("adopted",), ("tick", 60), RECORD), SPEED, BATCH, ADOPTER),
         "speed streams from {0: 1}; batch refuses 2026-11-21T00: Kafka no longer; "
         "adopter is killed at adopt",
-        before=TRUNCATED,
-        world=ACCOUNTS | STAMPED | CRASH,
+        before=TRUNCATED, world=ACCOUNTS | STAMPED | CRASH,
     ),
     "another topic named for a moment, and put right": Setting(
         (broker(OTHER, ADOPTED, BACK, RECORD), SPEED, BATCH, ADOPTER),
         "speed stops: ; adopter publishes; speed streams from {0: 1}; adopter is refused",
-        before=ONE_READ,
-        world=ACCOUNTS | STAMPED,
+        before=ONE_READ, world=ACCOUNTS | STAMPED, large=True,
     ),
     "another topic that has records, named and corrected by two operators": Setting(
         (broker(ADOPTED, BACK), ADOPTER, Adopter("other"), BATCH),
         "adopter is refused; other is refused; batch refuses 2026-11-21T00: Kafka no longer; "
         "batch publishes",
-        before=(broker(RECORD), READ, broker(OTHER, RECORD)),
-        world=ACCOUNTS | STAMPED | CRASH,
+        before=(broker(RECORD), READ, broker(OTHER, RECORD)), world=ACCOUNTS | STAMPED | CRASH,
+        large=True,
     ),
     "another topic named behind a backlog of both layers, and put right": Setting(
         (broker(ADOPTED, BACK, ADOPTED, ("tick", 240)), BATCH, ADOPTER),
@@ -715,8 +693,7 @@ SETTINGS = {
     "a topic that loses its end while another one is named, or while it is adopted again": Setting(
         (broker(BACK, *LOSES_ITS_END), BATCH, ADOPTER),
         "adopter is refused; adopter publishes; batch refuses 2026-11-21T00: Kafka no longer",
-        before=ANOTHER_NAMED,
-        world=ACCOUNTS | STAMPED,
+        before=ANOTHER_NAMED, world=ACCOUNTS | STAMPED, large=True,
     ),
     "a clock that is set while a job runs": Setting(
         (
@@ -731,21 +708,18 @@ SETTINGS = {
     "snapshots and tags that expire by their age": Setting(
         (broker(("tick", 60)), RESTATES, Maintenance("maintenance", later=timedelta(days=8))),
         "maintenance finds 0 orphans and 0 tags; maintenance finds 0 orphans and 1 tags",
-        before=ACCEPTED,
-        world=STAMPED,
+        before=ACCEPTED, world=STAMPED,
     ),
     "what branches say in table properties, removed with the snapshots that need them": Setting(
         (broker(RECORD), SPEED, MAINTENANCE, NETWORK),
         "maintenance is refused; speed is refused; at last, and it lands; "
         "at last, and it is refused",
-        before=ACCEPTED,
-        world=LATE | APART,
+        before=ACCEPTED, world=LATE | APART,
     ),
     "what branches say in table properties, said again after it was taken back": Setting(
         (broker(("restore",), RECORD), SPEED, TO_SPEED_AND_BACK, MAINTENANCE),
         "operator publishes; maintenance is refused; speed is refused",
-        before=ACCEPTED,
-        world=APART,
+        before=ACCEPTED, world=APART,
     ),
     "rows that are staged while another program expires snapshots": Setting(
         (broker(RECORD), AS_SNAPSHOT, EXPIRY),
@@ -756,8 +730,7 @@ SETTINGS = {
         (BATCH, EXPIRY),
         "expiry deletes ['batch-; batch is refused; its staged snapshot is missing; "
         "batch publishes",
-        before=OVER,
-        world=ORPHANS,
+        before=OVER, world=ORPHANS,
     ),
     "dead letters that are staged while another program expires snapshots": Setting(
         (broker(MALFORMED, MALFORMED, RECORD), SPEED, Expiry("expiry", of_letters=True)),
@@ -769,22 +742,19 @@ SETTINGS = {
         (BATCH, BY_TWO, Expiry("expiry", of_letters=True)),
         "expiry expires; batch publishes the dead letters; speed publishes the dead letters; "
         "is refused with",
-        before=(broker(*DEAD_AND_GOOD),),
-        world=ACCOUNTS | ORPHANS,
+        before=(broker(*DEAD_AND_GOOD),), world=ACCOUNTS | ORPHANS,
     ),
     "hours that expire beside both layers": Setting(
         (broker(RECORD, ("tick", 60)), SPEED, BATCH, RETENTION_TWICE),
         "retention decides to expire ('2026-11-21T00',); retention is refused; "
         "retention is killed at expire; batch is refused; speed is refused",
-        before=BOTH_ACCEPTED,
-        world=CRASH,
+        before=BOTH_ACCEPTED, world=CRASH,
     ),
     "an hour that expires while it is rebuilt": Setting(
         (RESTATES, RETENTION_TWICE),
         "batch 2026-11-21T00: its rows have expired; batch finds that 2026-11-21T00 has expired; "
         "batch is refused; retention is refused; retention is killed at record",
-        before=BOTH_ACCEPTED,
-        world=ACCOUNTS | CRASH,
+        before=BOTH_ACCEPTED, world=ACCOUNTS | CRASH,
     ),
     "hours that expire before the speed layer has read them": Setting(
         (SPEED, BATCH, RETENTION_TWICE),
@@ -796,8 +766,7 @@ SETTINGS = {
         (broker(RECORD), SPEED, RETENTION, NETWORK),
         "network brings retention; retention moves a head in its way; "
         "retention finds that it had landed",
-        before=BOTH_ACCEPTED,
-        world=LATE,
+        before=BOTH_ACCEPTED, world=LATE,
     ),
     "an hour that an operator gave to the speed layer expires": Setting(
         (
@@ -817,26 +786,23 @@ SETTINGS = {
         (RESTATES, RETENTION),
         "retention decides to expire; retention expires the dead letters of ('2026-11-21T00',); "
         "retention is refused; batch finds that 2026",
-        before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), READ, ACCEPTS),
-        world=ACCOUNTS,
+        before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), READ, ACCEPTS), world=ACCOUNTS,
     ),
     "hours imported beside both layers": Setting(
         (broker(RECORD, ("tick", 60)), SPEED, BATCH, IMPORTER),
         "importer publishes; importer is refused; batch is refused; speed is refused",
-        before=OVER_AND_READ,
+        before=OVER_AND_READ, large=True,
     ),
     "hours imported while the stream's first is restated, and a kill": Setting(
         (RESTATES, IMPORTER),
         "importer is killed at accept; importer is killed at check; importer is refused; "
         "batch is refused",
-        before=BOTH_ACCEPTED,
-        world=CRASH,
+        before=BOTH_ACCEPTED, world=CRASH,
     ),
     "two imports of the same hours": Setting(
         (IMPORTER, Importer("rival")),
         "importer gives its files up; rival gives its files up; importer is refused",
-        before=OVER_AND_READ,
-        world=CRASH,
+        before=OVER_AND_READ, world=CRASH,
     ),
     "an import that is taken back beside both layers": Setting(
         (broker(RECORD), SPEED, BATCH, Undoer("undoer")),
@@ -847,21 +813,18 @@ SETTINGS = {
         (IMPORTER, Undoer("undoer", runs=2)),
         "undoer is killed at undo; undoer is refused; importer gives its files up; "
         "importer is refused",
-        before=(broker(*ONE_HOUR), READ, Importer("imports")),
-        world=CRASH,
+        before=(broker(*ONE_HOUR), READ, Importer("imports")), world=CRASH,
     ),
     "an import that lands late, or never": Setting(
         (broker(RECORD), SPEED, IMPORTER, NETWORK),
         "network brings importer; importer moves a head in its way; "
         "importer finds that it had landed",
-        before=OVER_AND_READ,
-        world=LATE,
+        before=OVER_AND_READ, world=LATE,
     ),
     "files to import that nothing refers to, of a process that sleeps": Setting(
-        (IMPORTS_ONE, Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        (IMPORTS_ONE, *nights(2)),
         "maintenance removes ['importer-; importer gives its files up; importer publishes",
-        before=ONE_READ,
-        world=ORPHANS,
+        before=ONE_READ, world=ORPHANS,
     ),
     "imported hours, and the speed layer's branch is set back": Setting(
         (broker(("restore",), RECORD), SPEED, Merger("merger"), IMPORTS_ONE),
@@ -872,164 +835,104 @@ SETTINGS = {
         (RESTATES, ERASER),
         "eraser publishes; eraser is refused; batch 2026-11-21T00: what main serves; "
         "eraser finds nothing left",
-        before=PERSONAL_ACCEPTED,
-        world=ACCOUNTS,
+        before=PERSONAL_ACCEPTED, world=ACCOUNTS,
     ),
     "an hour that is rebuilt while records of it are erased, and a kill": Setting(
         (RESTATES, ERASER),
         "eraser is killed at swap_rows; eraser is killed at follow; batch is killed at accept",
-        before=PERSONAL_ACCEPTED,
-        world=ACCOUNTS | CRASH,
+        before=PERSONAL_ACCEPTED, world=ACCOUNTS | CRASH, large=True,
     ),
     "an hour that is rebuilt while dead letters of it are erased": Setting(
         (RESTATES, ERASER),
         "eraser finds dead letters {'2026-11-21T00': 1}; eraser erases dead letters; "
         "eraser is refused; batch is refused; batch records ['eraser-place-",
-        before=DEAD_PERSONAL_ACCEPTED,
-        world=ACCOUNTS,
+        before=DEAD_PERSONAL_ACCEPTED, world=ACCOUNTS, large=True,
     ),
     "an hour that is rebuilt while dead letters of it are erased, and a kill": Setting(
         (RESTATES, ERASER),
         "eraser is killed at swap_letters; eraser is killed at record; "
         "batch is killed at send_letters",
         before=(broker(MALFORMED_PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO, ACCEPTS),
-        world=ACCOUNTS | CRASH,
+        world=ACCOUNTS | CRASH, large=True,
     ),
     "micro-batches that are staged ahead of an erasure": Setting(
         (EARLY, ERASER),
         "ahead; eraser is refused; speed is refused; speed decides to stage",
-        before=(broker(PERSONAL, PERSONAL),),
-        world=ACCOUNTS,
+        before=(broker(PERSONAL, PERSONAL),), world=ACCOUNTS,
     ),
     "records that are erased before the speed layer has read them": Setting(
         (SPEED, ERASER),
         "eraser waits for the layers to read; eraser finds dead letters; "
         "eraser erases dead letters",
-        before=(broker(MALFORMED_PERSONAL, PERSONAL),),
-        world=ACCOUNTS,
+        before=(broker(MALFORMED_PERSONAL, PERSONAL),), world=ACCOUNTS,
     ),
     "records of an hour that is not accepted are erased, then Kafka deletes them": Setting(
         (broker(("retain", 0, 1)), BATCH, ERASER),
         "sees retain; eraser publishes; batch publishes",
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), READ_BY_TWO),
-        world=ACCOUNTS,
+        before=PERSONAL_READ, world=ACCOUNTS, large=True,
     ),
     "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt": Setting(
         (broker(("retain", 0, 1)), RESTATES, ERASER),
         "sees retain; eraser publishes; batch publishes",
-        before=PERSONAL_ACCEPTED,
-        world=ACCOUNTS,
+        before=PERSONAL_ACCEPTED, world=ACCOUNTS, large=True,
     ),
     "files put together while their records are erased": Setting(
         (ROLLUP, ERASER),
         "rollup gives it up; eraser is refused; rollup is refused; eraser publishes",
-        before=(broker(PERSONAL, RECORD), READ),
-        world=ACCOUNTS,
+        before=(broker(PERSONAL, RECORD), READ), world=ACCOUNTS,
     ),
     "an erasure that lands late, or never": Setting(
         (SPEED, ERASER, NETWORK),
         "network brings eraser; eraser moves a head in its way; eraser finds that it had landed",
-        before=(broker(PERSONAL), READ, broker(RECORD)),
-        world=ACCOUNTS | LATE,
+        before=(broker(PERSONAL), READ, broker(RECORD)), world=ACCOUNTS | LATE,
     ),
     "files without erased rows that nothing refers to, of a process that sleeps": Setting(
-        (ERASER, Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        (ERASER, *nights(2)),
         "maintenance removes ['eraser-; eraser gives its files up; eraser is refused",
-        before=(broker(PERSONAL, RECORD), READ_BY_TWO),
-        world=ACCOUNTS | ORPHANS,
+        before=(broker(PERSONAL, RECORD), READ_BY_TWO), world=ACCOUNTS | ORPHANS,
     ),
     "an hour that an operator gives to the speed layer while records of it are erased": Setting(
         (TO_SPEED, ERASER),
         "operator publishes; operator is refused; eraser is refused",
-        before=PERSONAL_ACCEPTED,
-        world=ACCOUNTS,
+        before=PERSONAL_ACCEPTED, world=ACCOUNTS,
     ),
     "an hour that is kept while an erasure of its records is requested": Setting(
         (KEEPS, ERASER),
         "holder publishes; holder is refused; eraser is refused; eraser finds nothing left",
-        before=PERSONAL_ACCEPTED,
-        world=ACCOUNTS,
+        before=PERSONAL_ACCEPTED, world=ACCOUNTS,
     ),
     "an hour that is kept while an erasure is requested, before its records are read": Setting(
         (SPEED, KEEPS, ERASER),
         "holder publishes; holder is refused; eraser is refused; eraser has something to finish",
-        before=(broker(MALFORMED_PERSONAL),),
-        world=ACCOUNTS,
+        before=(broker(MALFORMED_PERSONAL),), world=ACCOUNTS, large=True,
     ),
     "records that arrive during an erasure are erased by the next request": Setting(
         (broker(PERSONAL), SPEED, Eraser("eraser", again=True)),
         "eraser asks again; eraser is refused; speed is refused",
-        before=(broker(PERSONAL), READ),
-        world=ACCOUNTS,
+        before=(broker(PERSONAL), READ), world=ACCOUNTS,
     ),
     "files of former snapshots are recorded beside the speed layer, and a kill": Setting(
         (broker(RECORD), SPEED, Eraser("eraser", former=H0)),
         "eraser is killed at unserved; eraser is killed at record; eraser is refused; "
         "speed is refused",
-        before=(broker(PERSONAL, ("tick", 60)), READ, ACCEPTS),
-        world=ACCOUNTS | CRASH,
+        before=(broker(PERSONAL, ("tick", 60)), READ, ACCEPTS), world=ACCOUNTS | CRASH, large=True,
     ),
     "files put together, and orphans removed before they are in place": Setting(
         (ROLLUP, MAINTENANCE),
         "maintenance removes ['rollup-; rollup gives it up; rollup is refused; rollup publishes",
-        before=TWO_READ,
-        world=ORPHANS | CRASH,
+        before=TWO_READ, world=ORPHANS | CRASH,
     ),
 }  # fmt: skip
 
-
-# The same, where the speed layer stages its rows as a snapshot.
 SETTINGS |= {
     f"{name}, staged as a snapshot": replace(
-        SETTINGS[name],
+        one,
         actors=tuple(
-            replace(a, as_snapshot=True) if isinstance(a, Speed) else a
-            for a in SETTINGS[name].actors
+            replace(a, as_snapshot=True) if isinstance(a, Speed) else a for a in one.actors
         ),
+        large=one.large_as_snapshot,
     )
-    for name in (
-        "an answer lost, and a process killed",
-        "a publish that lands whenever it likes, or never",
-        "a late publish, expiry and orphan removal",
-        "two speed layers, their micro-batches of different sizes",
-        "expiry and orphan removal around what the speed layer stages",
-        "expiry and orphan removal around both layers",
-        "micro-batches staged ahead as an hour ends, of a record that belongs to the next",
-        "micro-batches staged ahead while what is old is expired and removed",
-        "dead letters that wait while what is old is expired and removed",
-    )
+    for name, one in SETTINGS.items()
+    if one.large_as_snapshot is not None
 }
-
-
-# Those that take longest: `make test` walks them at random, `make test-full` explores them whole.
-LARGE = (
-    "a backlog of hours, cut one at a time",
-    "a batch job with dead letters that is killed anywhere",
-    "a topic that loses its end while another one is named, or while it is adopted again",
-    "an answer lost, and a process killed, staged as a snapshot",
-    "an hour from whose middle records vanish after they were served, restated",
-    "an hour refused, then fixed",
-    "an hour that is kept while an erasure is requested, before its records are read",
-    "an hour that is rebuilt while dead letters of it are erased",
-    "an hour that is rebuilt while dead letters of it are erased, and a kill",
-    "an hour that is rebuilt while records of it are erased, and a kill",
-    "another topic named for a moment, and put right",
-    "another topic that has records, named and corrected by two operators",
-    "expiry and orphan removal around both layers",
-    "expiry and orphan removal around both layers, staged as a snapshot",
-    "expiry and orphan removal around what the speed layer stages, staged as a snapshot",
-    "files that nothing refers to and dead letters, of a process that sleeps",
-    "files that nothing refers to, a publish that lands late, and a process that sleeps",
-    "files that nothing refers to, of a process that sleeps, is killed, or has a task tried again",
-    "files that nothing refers to, of an hour that is accepted while a process sleeps",
-    "files that nothing refers to, of two speed layers that sleep",
-    "files that nothing refers to, staged ahead by a process that sleeps",
-    "files of former snapshots are recorded beside the speed layer, and a kill",
-    "hours imported beside both layers",
-    "hours without records, accepted by the commit that seals them or after it",
-    "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",
-    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt",
-    "records of an hour that is not accepted are erased, then Kafka deletes them",
-    "two batch runs of two hours, out of order",
-    "unreferenced files of a publish that landed and whose answer is a refusal",
-)
+LARGE = [name for name, one in SETTINGS.items() if one.large]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -74,8 +74,7 @@ class Violation(AssertionError):
 
 
 class Record(NamedTuple):
-    """A record of the log: its timestamp, and which of all records that Kafka ever accepted it
-    is."""
+    """A record of the log: its timestamp, and which of all records that Kafka accepted it is."""
 
     stamp: int
     number: int
@@ -106,20 +105,15 @@ class Kafka:
     personal: frozenset[int] = frozenset()
 
     def append_personal(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
-        """The same with a value which is to be erased; no reader finds it in one that is
-        malformed."""
-        return replace(
-            self.append(partition, minutes, malformed), personal=self.personal | {self.accepted}
-        )
+        """The same with a value that is to be erased; no reader finds it in a malformed one."""
+        after = self.append(partition, minutes, malformed)
+        return replace(after, personal=self.personal | {self.accepted})
 
     def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
-        """One record, stamped `minutes` from now; to a partition that is not there yet, with that
-        partition."""
+        """One record, stamped `minutes` from now; to a partition that it may be the first of."""
         log = [*self.log, *(() for _ in range(len(self.log), partition + 1))]
-        log[partition] = (
-            *log[partition],
-            Record(millis(self.now + minutes * MINUTE), self.accepted),
-        )
+        record = Record(millis(self.now + minutes * MINUTE), self.accepted)
+        log[partition] = (*log[partition], record)
         known = self.malformed | {self.accepted} if malformed else self.malformed
         return replace(self, log=tuple(log), accepted=self.accepted + 1, malformed=known)
 
@@ -130,29 +124,24 @@ class Kafka:
         return replace(self, starts=tuple(starts[p] for p in sorted(starts)))
 
     def end_transaction(self, partition: int) -> Kafka:
-        """The control record that ends a transaction, as a record of the log that no reader is
-        given."""
+        """The control record that ends a transaction: in the log, and given to no reader."""
         return replace(self.append(partition, 0), silent=self.silent | {(self.accepted, "control")})
 
     def compact(self, partition: int, offset: int) -> Kafka:
-        """The log cleaner took one record out of the middle of the log, if it is one that was
-        there."""
+        """The log cleaner took one record out of the middle of the log, if it was there."""
         is_there = self.start(partition) <= offset < len(self.log[partition])
         if not is_there or self.shown(partition, offset) is not None:
             return self
-        return replace(
-            self, silent=self.silent | {(self.log[partition][offset].number, "compacted")}
-        )
+        gone = (self.log[partition][offset].number, "compacted")
+        return replace(self, silent=self.silent | {gone})
 
     def look(self, partition: int, offsets: Iterable[int]) -> Mapping[str, Mapping[int, int]]:
-        """Return how many offsets that were not given the log's batches show to be of each class,
-        by partition."""
+        """Return how many offsets that were not given are of each class by the log's batches."""
         shown = Counter(name for o in offsets if (name := self.shown(partition, o)) is not None)
         return {name: {partition: n} for name, n in shown.items()}
 
     def shown(self, partition: int, offset: int) -> str | None:
-        """Return the class that the log's batches show an offset to be of; None for a record that
-        readers are given."""
+        """Return the class of an offset by the log's batches; None of what readers are given."""
         return self._classes.get(self.log[partition][offset].number)
 
     @cached_property
@@ -175,30 +164,24 @@ class Kafka:
         return replace(self, log=((),) * len(self.log), id=id, starts=(), past=past)
 
     def switched(self, id: str) -> Kafka:
-        """The topic that the stream's file names from now on; its log is empty when it is named for
-        the first time."""
-        known = {
-            other: (log, starts)
-            for other, log, starts in (*self.others, (self.id, self.log, self.starts))
-        }
+        """The topic that the stream's file names from now on; its log is empty the first time."""
+        own = (self.id, self.log, self.starts)
+        known = {other: (log, starts) for other, log, starts in (*self.others, own)}
         log, starts = known.pop(id, (((),) * len(self.log), ()))
         others = tuple((other, *rest) for other, rest in sorted(known.items()))
         return replace(self, log=log, id=id, starts=starts, others=others)
 
     def without_end(self, partition: int, end: int) -> Kafka:
         """The same topic after a partition lost all that lay behind an offset."""
-        log = tuple(
-            records[:end] if p == partition else records for p, records in enumerate(self.log)
-        )
+        log = tuple(of[:end] if p == partition else of for p, of in enumerate(self.log))
         left = set(self._rows(log))
         past = (*self.past, *((row, self.id) for row in self._rows(self.log) if row not in left))
         return replace(self, log=log, past=past)
 
     def is_read_at(self, position: Position) -> bool:
         """Whether a position is one of this log, by all visible evidence."""
-        return position.topic_id == self.id and all(
-            o <= len(self.log[p]) for p, o in position.offsets.items()
-        )
+        is_in_log = all(o <= len(self.log[p]) for p, o in position.offsets.items())
+        return position.topic_id == self.id and is_in_log
 
     def start(self, partition: int) -> int:
         return self.starts[partition] if partition < len(self.starts) else 0
@@ -221,20 +204,13 @@ class Kafka:
     @cached_property
     def taken(self) -> frozenset[Row]:
         """The records of the stream that cannot be read any more."""
-        gone = (
-            row
-            for row in self._rows(self.log)
-            if row[1] < self.start(row[0]) or row[2] in self._classes
-        )
+        rows, classes = self._rows(self.log), self._classes
+        gone = (row for row in rows if row[1] < self.start(row[0]) or row[2] in classes)
         return frozenset((*gone, *(row for row, _ in (*self.past, *self.elsewhere))))
 
     def _rows(self, log: tuple[tuple[Record, ...], ...]) -> list[Row]:
         """The records of a log, without control records."""
-        rows = [
-            (p, o, record.number)
-            for p, records in enumerate(log)
-            for o, record in enumerate(records)
-        ]
+        rows = [(p, o, r.number) for p, records in enumerate(log) for o, r in enumerate(records)]
         return [row for row in rows if self._classes.get(row[2]) != "control"]
 
     def holds(self, ranges: Ranges) -> bool:
@@ -262,25 +238,21 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         ends = self.stable_ends(topic)
-        by_partition = self.stamps_from(
-            topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0)
-        )
-        return {
-            p: next((s for s in stamps if s.timestamp_ms >= millis(when)), None)
-            for p, stamps in by_partition.items()
+        most, starts = max(ends.values(), default=0), dict.fromkeys(ends, 0)
+        by_partition = self.stamps_from(topic, starts, ends, most)
+        later = {
+            p: (s for s in of if s.timestamp_ms >= millis(when)) for p, of in by_partition.items()
         }
+        return {p: next(stamps, None) for p, stamps in later.items()}
 
     def first_later(
         self, topic: Topic, records: Mapping[int, Stamped]
     ) -> dict[int, Stamped | None]:
-        held = {
-            p: [Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if o >= self.start(p)]
-            for p in records
-        }
-        return {
-            p: next((s for s in held[p] if s.timestamp_ms > record.timestamp_ms), None)
-            for p, record in records.items()
-        }
+        found: dict[int, Stamped | None] = {}
+        for p, record in records.items():
+            held = [Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if o >= self.start(p)]
+            found[p] = next((s for s in held if s.timestamp_ms > record.timestamp_ms), None)
+        return found
 
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
@@ -288,11 +260,8 @@ class Kafka:
         stamps = {}
         for p, start in starts.items():
             low = max(start, self.start(p))
-            given = [
-                Stamped(o, r.stamp)
-                for o, r in enumerate(self.log[p])
-                if low <= o < ends[p] and self.shown(p, o) is None
-            ]
+            log = [(o, r) for o, r in enumerate(self.log[p]) if low <= o < ends[p]]
+            given = [Stamped(o, r.stamp) for o, r in log if self.shown(p, o) is None]
             stamps[p] = tuple(given[:count])
         return stamps
 
@@ -319,6 +288,7 @@ class File:
         return f"{self.file_path}{[row[:2] for row in self.rows]}"
 
 
+Files = tuple[File, ...]
 # A file of the table's that something always refers to.
 _METADATA = File("metadata", "", ())
 
@@ -329,11 +299,14 @@ def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, 
     return tuple(File(f"{wap_id}/{h[-3:]}", h, rows) for h, rows in sorted_rows.items() if rows)
 
 
+def in_order(files: Iterable[File]) -> Files:
+    return tuple(sorted(files, key=lambda f: f.file_path))
+
+
 def rolled_up(path: str, files: tuple[File, ...], written: timedelta = timedelta(0)) -> File:
     """One file that contains the rows of files of one hour."""
-    return File(
-        path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)), written=written
-    )
+    rows = tuple(sorted(row for f in files for row in f.rows))
+    return File(path, files[0].hour, rows, written=written)
 
 
 @dataclass(frozen=True)
@@ -364,17 +337,13 @@ _IDS: dict[tuple[object, ...], int] = {}
 def new_version(
     branch: str,
     parent: int | None,
-    summary: Mapping[str, str],
-    files: tuple[File, ...],
-    added: tuple[File, ...],
-    made_ms: int = 0,
+    said: Mapping[str, str],
+    files: Files,
+    added: Files,
+    at: int = 0,
 ) -> Version:
-    """The same snapshot over the same parent has the same id, so that two ways to it meet; no id
-    comes back later."""
-    content = (
-        parent, tuple(sorted(summary.items())), tuple(sorted(files, key=lambda f: f.file_path)),
-        added, made_ms,
-    )  # fmt: skip
+    """The same snapshot over the same parent has one id, as two ways meet; none comes back."""
+    content = (parent, tuple(sorted(said.items())), in_order(files), added, at)
     return Version(_IDS.setdefault((branch, *content), len(_IDS) + 1), *content)
 
 
@@ -421,19 +390,14 @@ class Lake:
             )
             for number, v in enumerate(self.versions, 1)
         ]  # fmt: skip
-        refs = {
-            r.name: SnapshotRef(
-                snapshot_id=r.id,
-                snapshot_ref_type=SnapshotRefType.BRANCH
-                if r.name in BRANCHES
-                else SnapshotRefType.TAG,
-                max_ref_age_ms=r.max_age_ms,
+        refs = {}
+        for r in self.refs:
+            kind = SnapshotRefType.BRANCH if r.name in BRANCHES else SnapshotRefType.TAG
+            refs[r.name] = SnapshotRef(
+                snapshot_id=r.id, snapshot_ref_type=kind, max_ref_age_ms=r.max_age_ms
             )
-            for r in self.refs
-        }
-        metadata = _EMPTY.model_copy(
-            update={"snapshots": remembered, "refs": refs, "properties": dict(self.properties)}
-        )
+        said = {"snapshots": remembered, "refs": refs, "properties": dict(self.properties)}
+        metadata = _EMPTY.model_copy(update=said)
         return Table(("model",), metadata, "", None, None)  # type: ignore[arg-type]
 
     @cached_property
@@ -442,9 +406,8 @@ class Lake:
 
     def is_tag_of_a_head(self, ref: Ref) -> bool:
         """Whether a ref is the tag of a branch's newest publish, which the branch names too."""
-        return ref.id == self.heads.get(ref.name.removeprefix(PUBLISHED)) and ref.name.startswith(
-            PUBLISHED
-        )
+        branch = ref.name.removeprefix(PUBLISHED)
+        return branch != ref.name and ref.id == self.heads.get(branch)
 
     def way(self, id: int | None) -> list[Version]:
         """A version and those that it was made from, newest first."""
@@ -503,8 +466,7 @@ class Lake:
         return frozenset(f for v in self.versions for f in (*v.files, *v.added))
 
     def without_unnamed(self) -> Lake:
-        """This version without the snapshots that no branch or tag names, as another program
-        expires them."""
+        """This version without the snapshots that no branch or tag names, as others expire."""
         named = {ref.id for ref in self.refs}
         kept = tuple(v for v in self.versions if v.id in named)
         return Lake.of(kept, self.refs, self.properties) if len(kept) < len(self.versions) else self
@@ -530,28 +492,22 @@ class Lake:
         return max(stamps) if all(stamps) else 0
 
     def stamp(self, made_ms: int) -> int:
-        """Return the stamp that a snapshot gets from a clock that says `made_ms`, as `prepare`
-        does; else 0."""
+        """Return a snapshot's stamp by a clock that says `made_ms`, as `prepare` does; else 0."""
         return max(made_ms, self.updated_ms) if self.updated_ms else 0
 
     def has_staged(self, commit: Commit) -> bool:
-        """Whether the staged snapshots whose files a commit adds are there; no catalog gives a ref
-        to one that is gone."""
+        """Whether a commit's staged snapshots are there: none that is gone gets a ref."""
         return all(id in self.known for id in commit.staged.values())
 
     def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:
-        """Return what becomes of this version by a commit that was prepared over `loaded`; None
-        when it is refused."""
+        """Return what this version becomes by a commit prepared over `loaded`; None: refused."""
         if any(self.heads.get(ref) != id for ref, id in commit.heads.items()):
             return None
         if not self.has_staged(commit):
             return None
         versions = [v for v in self.versions if v.id not in commit.expire]
-        dropped = {
-            *commit.drop_tags,
-            *staged_refs(self.table, commit.expire),
-            *map(staged_ref, commit.staged),
-        }
+        unstaged = {*staged_refs(self.table, commit.expire), *map(staged_ref, commit.staged)}
+        dropped = {*commit.drop_tags, *unstaged}
         refs = {r.name: r for r in self.refs if r.name not in dropped}
         needed: dict[str, str] = {}
         summaries: list[dict[str, str]] = []
@@ -563,47 +519,36 @@ class Lake:
                 summary.pop(DEAD_LETTERS, None)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
-            copied = tuple(
-                f for h, branch in change.copy.items() for f in loaded.files_of(branch, h)
-            )
+            copies = change.copy.items()
+            copied = tuple(f for h, branch in copies for f in loaded.files_of(branch, h))
             files = (*kept, *copied, *change.add)
             is_proven = change.branch == "batch" and CONTENT in summary
             if self.apart:
                 summary, of_branch = summary_of(loaded.table, change.branch, summary)
                 needed |= of_branch
                 summaries.append(summary)
-            made = new_version(
-                change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms)
-            )
+            at = loaded.stamp(made_ms)
+            made = new_version(change.branch, head.id, summary, files, change.add, at)
             versions.append(made)
-            refs |= {
-                name: Ref(name, made.id)
-                for name in (
-                    change.branch,
-                    PUBLISHED + change.branch,
-                    *((PROVEN,) if is_proven else ()),
-                )
-            }
+            moved = (change.branch, PUBLISHED + change.branch, *((PROVEN,) if is_proven else ()))
+            refs |= {name: Ref(name, made.id) for name in moved}
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
         # As `prepare` does, over what was loaded.
         there = loaded.table.properties
         new = {k: v for k, v in needed.items() if there.get(k) != v}
         properties = {**dict(self.properties), **new, **commit.set_properties}
-        unused = (
-            prepare.unused_properties(loaded.table, commit, needed, summaries) if self.apart else ()
-        )
+        gone = set(commit.remove_properties)
+        if self.apart:
+            gone |= {*prepare.unused_properties(loaded.table, commit, needed, summaries)}
         if self.accounts:
             properties[COMMITS] = str(self.commits + 1)
-        left = frozenset(
-            (k, v) for k, v in properties.items() if k not in (*commit.remove_properties, *unused)
-        )
+        left = frozenset((k, v) for k, v in properties.items() if k not in gone)
         return Lake.of(tuple(versions), refs.values(), left)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A commit that its publisher asked for over the version that it had loaded. What becomes of it
-    may come late."""
+    """A commit over the version that its publisher had loaded. What becomes of it may come late."""
 
     loaded: Lake
     commit: Commit
@@ -612,13 +557,11 @@ class Request:
     @cached_property
     def _key(self) -> tuple[object, ...]:
         commit = self.commit
-        changes = tuple(
-            (c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in commit.changes
-        )
-        heads = tuple(sorted(commit.heads.items()))
-        return (
-            id(self.loaded), commit.id, changes, heads, commit.tags, commit.expire, self.made_ms,
-        )  # fmt: skip
+        changes = [
+            (c.branch, c.add, c.remove, *sorted(c.properties.items())) for c in commit.changes
+        ]
+        heads, of = tuple(sorted(commit.heads.items())), (commit.id, commit.tags, commit.expire)
+        return (id(self.loaded), *of, tuple(changes), heads, self.made_ms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self._key == other._key
@@ -666,12 +609,11 @@ class World:
     age: timedelta = timedelta(0)
     wrong_answers: int = 0
     retries: int = 0
-    letters: Lake | None = None
+    letters: Any = None
     ledger: tuple[str, ...] = ()
 
     def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
-        """An id for an attempt's staged files; none of `used`, which only its own process knows
-        of."""
+        """An id for an attempt's staged files; none of `used`, which its own process knows."""
         return f"{name}-{self.attempts}" if self._counts else self.lake.new_id(name, used)
 
     @property
@@ -687,7 +629,6 @@ class World:
 
     def stage_letters(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """The same in the dead letters' table."""
-        assert self.letters is not None
         files = self._aged(files)
         staged = self._staged(self.letters, wap_id, files, made_ms)
         refs = (*self.letters.refs, *self.protecting(wap_id, staged))
@@ -695,8 +636,7 @@ class World:
         return self._over(self.lake, frozenset(files), lake)
 
     def _staged(self, lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> Version:
-        """A staged snapshot. Its stamp shows its age, but for the first hours: then more ways to a
-        table meet."""
+        """A staged snapshot. After its first hours its stamp shows its age: more ways meet."""
         now, known = self.kafka.now + self.age, {WAP_ID: wap_id}
         stamp = lake.stamp(made_ms) or (millis(now) if now - BEGIN > FIRST_HOURS else 0)
         return new_version("staged", lake.heads["main"], known, (), files, stamp)
@@ -706,8 +646,7 @@ class World:
         return (Ref(staged_ref(wap_id), staged.id),)
 
     def write(self, files: tuple[File, ...]) -> World:
-        """Files that no snapshot knows of; in storage only with `orphans`, and else from their
-        commit on."""
+        """Files of no snapshot; in storage only with `orphans`, and else from their commit on."""
         left = replace(self, storage=self.storage | set(files)) if self.orphans else self
         return replace(left, attempts=self.attempts + 1) if self._counts else left
 
@@ -732,14 +671,11 @@ class World:
         lake = self.lake.commit(loaded, commit, made_ms)
         if lake is None:
             return None
-        added = (
-            frozenset(f for c in commit.changes for f in c.add) if not self.orphans else frozenset()
-        )
-        return self._over(lake, added)  # type: ignore[arg-type]
+        adds = () if self.orphans else (f for c in commit.changes for f in c.add)
+        return self._over(lake, frozenset(adds))  # type: ignore[arg-type]
 
     def commit_letters(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
         """The same for a commit of the dead letters' table."""
-        assert self.letters is not None
         letters = self.letters.commit(loaded, commit, made_ms)
         return None if letters is None else self._over(self.lake, letters=letters)
 
@@ -747,20 +683,16 @@ class World:
         """Forget staged dead letters of one's own, unless a publish of rows names them."""
         if staged is None or dead_letters.is_named(self.lake.state, staged):
             return self
-        assert self.letters is not None
         versions = tuple(v for v in self.letters.versions if v.id != staged.snapshot_id)
         refs = (ref for ref in self.letters.refs if ref.id != staged.snapshot_id)
         return self._over(self.lake, letters=Lake.of(versions, refs, self.letters.properties))
 
     def record(self, decisions: Iterable[LedgerRow]) -> World:
-        """The world once the ledger has some decisions: one append, by an actor that read which it
-        lacks."""
+        """The world with decisions in the ledger: one append, by what its actor read."""
         wanted = {row.decision_id: row for row in decisions}
         known = {row.decision_id for row in map(ledger_row, self.ledger)}
-        rows = [
-            json.dumps(row.as_waiting(), sort_keys=True)
-            for row in ledger.plan_missing(wanted, known)
-        ]
+        missing = ledger.plan_missing(wanted, known)
+        rows = [json.dumps(row.as_waiting(), sort_keys=True) for row in missing]
         return replace(self, ledger=(*self.ledger, *rows))
 
     def recorded(self, hour: str) -> list[LedgerRow]:
@@ -779,20 +711,17 @@ class World:
     def _over(
         self, lake: Lake, files: frozenset[File] = frozenset(), letters: Lake | None = None
     ) -> World:
-        world = replace(
-            self, lake=lake, letters=letters or self.letters, storage=self.storage | files
-        )
+        letters = letters or self.letters
+        world = replace(self, lake=lake, letters=letters, storage=self.storage | files)
         return world if self.orphans else replace(world, storage=world.storage - world.unreferenced)
 
     def orphans_before(self, age: timedelta) -> frozenset[File]:
-        """The files that orphan removal deletes: unreferenced, and written before the world had
-        this age."""
+        """The files that orphan removal deletes: unreferenced, and older than this age."""
         files = {f.file_path: f for f in self.storage}
         listed = [Stored(f.file_path, 1, BEGIN + f.written) for f in (*files.values(), _METADATA)]
         referenced = {_METADATA.file_path, *files} - {f.file_path for f in self.unreferenced}
-        return frozenset(
-            files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age)[0]
-        )
+        orphans, *_ = plan_orphans(listed, referenced, BEGIN + age)
+        return frozenset(files[orphan.path] for orphan in orphans)
 
     @property
     def unreferenced(self) -> frozenset[File]:
@@ -800,9 +729,8 @@ class World:
         if self.letters is None:
             return self.storage - self.lake.held
         named = dead_letters.named_files(self.lake.state)
-        return frozenset(
-            f for f in self.storage - self.lake.held - self.letters.held if f.file_path not in named
-        )
+        unnamed = self.storage - self.lake.held - self.letters.held
+        return frozenset(f for f in unnamed if f.file_path not in named)
 
 
 @cache
@@ -826,17 +754,12 @@ def new_world(
     """
     offsets = dict.fromkeys(range(partitions), 0)
     timeline = Timeline(hour_of(BEGIN), hour_of(BEGIN), offsets)
-    summary = {
-        POSITION: Position("t", offsets).to_json(),
-        TIMELINE: timeline.to_json(),
-        PUBLISH_ID: "apply",
-    }
+    at, begun = Position("t", offsets).to_json(), timeline.to_json()
+    summary = {POSITION: at, TIMELINE: begun, PUBLISH_ID: "apply"}
     made_ms = millis(BEGIN) if stamped else 0
-    properties = frozenset(
-        {(OWNER, Owner(TOPIC, TOPIC, "cluster").to_json())}
-        | ({(COMMITS, "0")} if accounts else set())
-        | ({(APART, "")} if apart else set())
-    )
+    said = {OWNER: Owner(TOPIC, TOPIC, "cluster").to_json()}
+    said |= ({COMMITS: "0"} if accounts else {}) | ({APART: ""} if apart else {})
+    properties = frozenset(said.items())
 
     def table(entries: Mapping[str, str]) -> Lake:
         first = new_version("main", None, entries, (), (), made_ms)

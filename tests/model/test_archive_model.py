@@ -26,8 +26,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class World:
-    """The archive's head and files (a number and records), and whether the branches record the
-    erasure."""
+    """The archive's head and files (a number and records); is the erasure in the branches?"""
 
     head: int = 0
     files: Files = frozenset()
@@ -37,6 +36,11 @@ class World:
 
     def commit(self, files: Files) -> World:
         return replace(self, head=self.head + 1, files=files)
+
+    def with_file(self, files: Files, records: frozenset[str]) -> World:
+        """A commit of files with a new one of some records, if it has any."""
+        new = {(self.next_file, records)} if records else set()
+        return replace(self.commit(files | new), next_file=self.next_file + 1)
 
 
 @dataclass(frozen=True)
@@ -59,25 +63,12 @@ class Writer:
             case "list":
                 wanted = RECORDS - {"personal"} if self.by else RECORDS
                 missing = wanted.difference(*(records for _, records in world.files))
-                yield (
-                    world,
-                    replace(
-                        self, at="load" if missing else "done", had=world.files, staged=missing
-                    ),
-                )
+                at = "load" if missing else "done"
+                yield world, replace(self, at=at, had=world.files, staged=missing)
             case "load":
-                first = (
-                    self._load_archive(world)
-                    if rules.loads_head_first
-                    else replace(self, now=world.is_erased)
-                )
-                yield world, replace(first, at="decide")
+                yield world, replace(self._load(world, rules.loads_head_first), at="decide")
             case "decide":
-                both = (
-                    replace(self, now=world.is_erased)
-                    if rules.loads_head_first
-                    else self._load_archive(world)
-                )
+                both = self._load(world, not rules.loads_head_first)
                 if both.now != self.by or (rules.compares_files and both.has != self.had):
                     yield world, Writer()
                 else:
@@ -86,21 +77,19 @@ class Writer:
                 if rules.requires_head and world.head != self.head:
                     yield world, replace(self, at="load")
                     return
-                file = (world.next_file, self.staged)
-                yield (
-                    replace(world.commit(world.files | {file}), next_file=world.next_file + 1),
-                    Writer("done"),
-                )
+                yield world.with_file(world.files, self.staged), Writer("done")
 
-    def _load_archive(self, world: World) -> Writer:
-        return replace(self, head=world.head, has=world.files)
+    def _load(self, world: World, of_archive: bool) -> Writer:
+        """The archive, or the erasure, as it is loaded to decide."""
+        if of_archive:
+            return replace(self, head=world.head, has=world.files)
+        return replace(self, now=world.is_erased)
 
 
 @dataclass(frozen=True)
 class Eraser:
-    """`anabranch erase`, which is run again after a kill. It replaces the files that have the
-    record one by one, then moves the head once it has searched every file. `searched`: their
-    numbers; `found`: a file to replace."""
+    """`anabranch erase`, run again after a kill: it replaces the record's files one by one, then,
+    all being `searched`, moves the head. `found`: a file to replace."""
 
     at: str = "record"
     searched: frozenset[int] = frozenset()
@@ -121,15 +110,9 @@ class Eraser:
                 if self.found is None or self.found not in world.files:
                     yield world, replace(self, at="search")
                     return
-                _, records = self.found
-                kept = (
-                    {(world.next_file, records - {"personal"})}
-                    if records != {"personal"}
-                    else set()
-                )
-                files = world.files - {self.found} | kept
-                searched = self.searched | {n for n, _ in kept}
-                rewritten = replace(world.commit(files), next_file=world.next_file + 1)
+                kept = self.found[1] - {"personal"}
+                searched = self.searched | ({world.next_file} if kept else set())
+                rewritten = world.with_file(world.files - {self.found}, kept)
                 yield rewritten, replace(self, at="search", searched=searched)
             case "load":
                 is_searched = all(number in self.searched for number, _ in world.files)
@@ -162,10 +145,8 @@ class Moment:
             for world, after in actor.steps(self.world, rules):
                 yield Moment(world, (*before, after, *behind))
             if self.world.kills and actor.at != "done" and actor != type(actor)():
-                yield Moment(
-                    replace(self.world, kills=self.world.kills - 1),
-                    (*before, type(actor)(), *behind),
-                )
+                killed = replace(self.world, kills=self.world.kills - 1)
+                yield Moment(killed, (*before, type(actor)(), *behind))
 
 
 def problem(moment: Moment) -> str | None:

@@ -17,14 +17,11 @@ def test_every_interleaving_keeps_main_exact(name: str) -> None:
     setting = SETTINGS[name]
     world = settle(new_world(**setting.world), *setting.before)
     explored = explore(world, setting.actors)
-    print(
-        f"{name}: {explored.moments} moments, {explored.rests} of rest, at most "
-        f"{explored.longest} steps"
-    )
+    moments, rests, longest = explored.moments, explored.rests, explored.longest
+    print(f"{name}: {moments} moments, {rests} of rest, at most {longest} steps")
     for what in setting.sees.split("; "):
-        assert explored.saw(what), (
-            f"expected {what!r} to happen, found only {sorted(explored.steps)}"
-        )
+        why = f"expected {what!r} to happen, found only {sorted(explored.steps)}"
+        assert explored.saw(what), why
 
 
 @pytest.mark.parametrize("name", LARGE)

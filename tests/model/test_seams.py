@@ -31,8 +31,7 @@ def seam_of(table: Any, at: int) -> Seam:
 
 
 class Reader:
-    """Reads during a walk, at each new version of the table: every snapshot of `main` that it
-    keeps, then the topic."""
+    """Reads at each new version of the table during a walk: all snapshots of `main`, the topic."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._seen = plan, set[int]()
@@ -74,8 +73,7 @@ class Reader:
             raise Violation(f"main at {version.id}, then the topic from {seam}: {wrong}")
 
     def _must_have(self, world: World, row: Row) -> bool:
-        """Whether a reader must get a record: it can be read, is no dead letter, and has not
-        expired."""
+        """Whether a reader must get a record: readable, no dead letter, and not expired."""
         is_readable = row not in world.kafka.taken and row[2] not in self._malformed
         return is_readable and row[:2] not in expired_places(world.lake)
 

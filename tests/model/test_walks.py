@@ -40,9 +40,8 @@ def test_random_walks_keep_main_exact() -> None:
         steps += len(path)
         missed -= {what for what in missed if any(what in step for step in path)}
     print(f"{WALKS} walks from seed {SEED}, {steps} steps")
-    assert not missed or WALKS < 400, (
-        f"expected {WALKS} walks to come across all of it, found none with {missed}"
-    )
+    why = f"expected {WALKS} walks to come across all of it, found none with {missed}"
+    assert not missed or WALKS < 400, why
 
 
 def test_a_walk_is_the_same_again() -> None:

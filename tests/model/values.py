@@ -1,5 +1,4 @@
-"""`dataclasses.replace` for the model's values, which an exploration replaces hundreds of thousands
-of times."""
+"""`dataclasses.replace` for the model's values, which are replaced 100,000 times."""
 
 import dataclasses
 from functools import cache
@@ -10,15 +9,10 @@ T = TypeVar("T")
 
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass whose instances may be made from their fields alone; none of any
-    other."""
+    """The fields of a dataclass whose instances may be made of them alone; none of any other."""
     fields = dataclasses.fields(kind)
-    plain = (
-        not hasattr(kind, "__post_init__")
-        and not hasattr(kind, "__slots__")
-        and all(f.init for f in fields)
-    )
-    return tuple(f.name for f in fields) if plain else ()
+    more = hasattr(kind, "__post_init__") or hasattr(kind, "__slots__")
+    return () if more or not all(f.init for f in fields) else tuple(f.name for f in fields)
 
 
 def replace(value: T, **changes: Any) -> T:
