@@ -68,10 +68,8 @@ def _run(
         job.environment.kafka, job.stream.topic, events=count * EVENTS_AN_HOUR, hours=count,
         until=until, seed=seed, dirty=True,
     )  # fmt: skip
-    story.say(
-        f"Kafka acknowledged {past.acknowledged:,} records of {count} past hours; {RATE} a second "
-        "are added live"
-    )
+    of_past = f"{past.acknowledged:,} records of {count} past hours"
+    story.say(f"Kafka acknowledged {of_past}; {RATE} a second are added live")
     space.run("apply", STREAM, show=False)
     space.set_speed(STREAM, **THROTTLED)
     live = Live(job, RATE, seed + 1)
@@ -90,10 +88,8 @@ def _run(
                 faults.stop()
     for sent in (past, live.sent, faults.sent):
         if sent.failed:
-            raise Terminal(
-                f"expected every send to be acknowledged, found {sent.failed} failed: "
-                f"{sent.first_error}"
-            )
+            found = f"{sent.failed} failed: {sent.first_error}"
+            raise Terminal(f"expected every send to be acknowledged, found {found}")
     story.step("Both layers once more, undisturbed, to their end")
     space.set_speed(STREAM)
     space.run("batch", STREAM, show=False)
@@ -103,16 +99,13 @@ def _run(
     story.step("Every acknowledged record against main, by partition, offset and content")
     for kind, number in sorted((*faults.counts.items(), *faults.exit_codes().items())):
         story.say(f"{kind:<26} {number:>5}")
-    story.say(
-        f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost "
-        f"{gateway.dropped}"
-    )
+    others = f"refused {gateway.refused}, lost {gateway.dropped}"
+    story.say(f"requests that landed late   {gateway.landed:>4}, {others}")
     for name, proxy in (("Kafka", proxies["kafka"]), ("S3", proxies["s3"])):
         story.say(f"cut short of {name:<14} {proxy.bodies:>4} bodies, {proxy.answers} answers")
     story.say(f"{faults.counts.total()} faults in all")
-    audit.run_audit(
-        story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent
-    )
+    acks = [*past.acks, *live.sent.acks, *faults.sent.acks]
+    audit.run_audit(story, job, acks, audit.game_event_as_sent)
     space.run("audit", STREAM)
     faults.require_explained()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import shutil
@@ -10,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -49,8 +49,10 @@ _Fault = tuple[Callable[[], None], Layer | None]
 # The most seconds that a fault waits for a publish of the layer that it affects.
 _PATIENCE = 120.0
 _COMMAND_SECONDS = 1800.0
-_SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
-_BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
+_STEPS: dict[Layer, list[Step]] = {
+    "speed": [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))],
+    "batch": [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))],
+}
 # Seconds that a clock is ahead: tolerated values, and values that must stop a process that uses the
 # clock for timestamps.
 _TOLERATED = (-12.0, 12.0)
@@ -78,8 +80,7 @@ class Faults:
         self._interference, self._proxies = interference, proxies
         self._dice, self._seed = random.Random(seed), seed
         self._evolving = Evolving([columns_of(space.shipped(STREAM)["schema"])], self._dice)
-        self._speed: list[Running] = []
-        self._batch: list[Running] = []
+        self._alive: dict[Layer, list[Running]] = {"speed": [], "batch": []}
         self._ended: list[tuple[str, Running]] = []
         self._done_before: dict[Layer, int] = {}
         bucket = space.services.home.path / "data" / "s3"
@@ -94,20 +95,20 @@ class Faults:
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
         faults: list[tuple[Callable[[], None], Layer | None, int]] = [
-            (self._kill_speed, "speed", 2),
-            (self._fail_speed, "speed", 2),
+            (partial(self._kill_layer, "speed"), "speed", 2),
+            (partial(self._fail, "speed"), "speed", 2),
             (self._second_speed, "speed", 1),
             (self._pause_speed, "speed", 1),
             (self._delete_checkpoints, "speed", 1),
-            (self._kill_batch, "batch", 1),
-            (self._fail_batch, "batch", 2),
+            (partial(self._kill_layer, "batch"), "batch", 1),
+            (partial(self._fail, "batch"), "batch", 2),
             (self._two_batches, "batch", 1),
             (self._restate, None, 1),
             (self._maintain, None, 1),
             (self._override, None, 2),
             (self._evolve, "speed", 2),
             (self._stamp_strangely, None, 2),
-            (functools.partial(self._land_late, "command"), None, 1),
+            (partial(self._land_late, "command"), None, 1),
             (self._maintain_by_platform, None, 2),
             (self._alter_by_another, None, 2),
             (self._partition_by_another, None, 1),
@@ -122,14 +123,12 @@ class Faults:
             (self._restore_backup, "speed", 1),
         ]
         for service in services:
-            faults.append((functools.partial(self._hang, service), None, 1))
-            faults.append((functools.partial(self._cut, service), None, 1))
-            faults.append((functools.partial(self._cut_short, service), None, 2))
+            of_service = ((self._hang, 1), (self._cut, 1), (self._cut_short, 2))
+            faults += [(partial(fault, service), None, times) for fault, times in of_service]
         for layer in layers:
-            faults.append((functools.partial(self._die_in_doubt, layer), layer, 2))
-            faults.append((functools.partial(self._pause_in_doubt, layer), layer, 1))
-            faults.append((functools.partial(self._land_late, layer), None, 1))
-            faults.append((functools.partial(self._set_clock, layer), None, 1))
+            in_doubt = ((self._die_in_doubt, 2), (self._pause_in_doubt, 1))
+            faults += [(partial(fault, layer), layer, times) for fault, times in in_doubt]
+            faults += [(partial(f, layer), None, 1) for f in (self._land_late, self._set_clock)]
         return [(fault, layer) for fault, layer, times in faults for _ in range(times)]
 
     def run(self, seconds: float) -> None:
@@ -150,9 +149,7 @@ class Faults:
 
     def stop(self) -> None:
         """Kill all running processes, and end the interference."""
-        for running in (*self._speed, *self._batch):
-            running.kill()
-        self._collect_ended()
+        self._kill("speed", "batch")
         self._interference.end()
 
     def exit_codes(self) -> Counter[str]:
@@ -164,32 +161,29 @@ class Faults:
         """Raise Terminal if a process ended with 70, which no fault here causes."""
         for name, running in self._ended:
             if running.code == _UNEXPECTED:
-                raise Terminal(
-                    f"{name}: expected no exit code {_UNEXPECTED}, found it; the end of "
-                    f"{running.log}:\n{running.log_tail(15)}"
-                )
+                end = f"the end of {running.log}:\n{running.log_tail(15)}"
+                raise Terminal(f"{name}: expected no exit code {_UNEXPECTED}, found it; {end}")
 
     def _keep_alive(self) -> None:
         self._collect_ended()
-        if not self._speed:
-            self._start_speed()
-        if not self._batch:
-            self._start_batch()
+        for layer, alive in self._alive.items():
+            if not alive:
+                self._start_layer(layer)
 
     def _collect_ended(self) -> None:
-        for name, layer in (("speed", self._speed), ("batch", self._batch)):
-            self._ended += [(name, running) for running in layer if running.code is not None]
-            layer[:] = [running for running in layer if running.code is None]
+        for layer, alive in self._alive.items():
+            self._ended += [(layer, running) for running in alive if running.code is not None]
+            alive[:] = [running for running in alive if running.code is None]
 
-    def _start_speed(self, **environment: str) -> Running:
-        self._done_before["speed"] = self._done("speed")
-        self._speed.append(self._start("speed", **environment))
-        return self._speed[-1]
+    def _kill(self, *layers: Layer) -> None:
+        for running in [running for layer in layers for running in self._alive[layer]]:
+            running.kill()
+        self._collect_ended()
 
-    def _start_batch(self, *arguments: str, **environment: str) -> Running:
-        self._done_before["batch"] = self._done("batch")
-        self._batch.append(self._start("batch", *arguments, **environment))
-        return self._batch[-1]
+    def _start_layer(self, layer: Layer, *arguments: str, **environment: str) -> Running:
+        self._done_before[layer] = self._done(layer)
+        self._alive[layer].append(self._start(layer, *arguments, **environment))
+        return self._alive[layer][-1]
 
     def _start(self, command: str, *arguments: str, **environment: str) -> Running:
         meant = command if command in ("speed", "batch") else "command"
@@ -241,41 +235,31 @@ class Faults:
         return poll(loaded, "the table to be read", _COMMAND_SECONDS)
 
     # The faults.
-    def _kill_speed(self) -> None:
-        for running in self._speed:
-            running.kill()
-        self._report("kill -9 speed", "kill -9 for the speed layer")
+    def _kill_layer(self, layer: Layer) -> None:
+        self._kill(layer)
+        self._report(f"kill -9 {layer}", f"kill -9 for the {layer} layer")
 
-    def _fail_speed(self) -> None:
-        self._fail("speed", self._speed, _SPEED_STEPS, self._start_speed)
-
-    def _fail_batch(self) -> None:
-        self._fail("batch", self._batch, _BATCH_STEPS, self._start_batch)
-
-    def _fail(
-        self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]
-    ) -> None:
-        chosen = self._dice.choice(steps)
+    def _fail(self, layer: Layer) -> None:
+        chosen = self._dice.choice(_STEPS[layer])
         is_in_doubt = chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED)
         after = f"{Step.COMMIT_REQUEST_LOST.label}," if is_in_doubt else ""
         step = f"{after}{chosen.label}:{self._dice.randint(1, 3)}"
-        for running in alive:
-            running.kill()
-        start(**{FAIL_AT: step})
+        self._kill(layer)
+        self._start_layer(layer, **{FAIL_AT: step})
         self._report(f"fail point {layer}", f"the {layer} layer again, to die at {step}")
         time.sleep(self._dice.uniform(15, 25))
 
     def _second_speed(self) -> None:
-        self._start_speed()
+        self._start_layer("speed")
         self._report("second speed", "a second speed layer beside the first")
         time.sleep(20)
 
     def _pause_speed(self) -> None:
-        if not self._speed:
+        if not self._alive["speed"]:
             return
-        hung = self._dice.choice(self._speed)
+        hung = self._dice.choice(self._alive["speed"])
         hung.pause()
-        other = self._start_speed()
+        other = self._start_layer("speed")
         self._report("SIGSTOP speed", "SIGSTOP for a speed layer, another takes over")
         time.sleep(self._dice.uniform(15, 25))
         hung.resume()
@@ -287,13 +271,8 @@ class Faults:
             shutil.rmtree(checkpoint, ignore_errors=True)
         self._report("checkpoints deleted", "every checkpoint deleted, under running jobs")
 
-    def _kill_batch(self) -> None:
-        for running in self._batch:
-            running.kill()
-        self._report("kill -9 batch", "kill -9 for the batch layer")
-
     def _two_batches(self) -> None:
-        self._start_batch()
+        self._start_layer("batch")
         self._report("two batch runs", "a second batch run beside the first")
         time.sleep(10)
 
@@ -302,12 +281,12 @@ class Faults:
         if not accepted:
             return
         hour = self._dice.choice(accepted)
-        self._start_batch("--hour", hour, "--restate")
+        self._start_layer("batch", "--hour", hour, "--restate")
         self._report("restatement", f"hour {hour} restated")
         time.sleep(15)
 
     def _maintain(self) -> None:
-        self._batch.append(self._start("maintain"))
+        self._alive["batch"].append(self._start("maintain"))
         self._report("maintenance", "maintenance beside everybody")
         time.sleep(5)
 
@@ -412,9 +391,7 @@ class Faults:
     def _pause_dag(self) -> None:
         """End the batch layer, as a paused DAG does; later a run of the newest ended hour, as the
         DAG makes it, also rebuilds the hours before it."""
-        for running in self._batch:
-            running.kill()
-        self._collect_ended()
+        self._kill("batch")
         time.sleep(self._dice.uniform(5, 20))
         timeline = self._state().timeline
         newest = hours_between(timeline.first, timeline.open)[-1:]
@@ -446,11 +423,9 @@ class Faults:
         finally:
             other.unlink()
         if running.code not in (ConfigurationError.exit_code, Transient.exit_code):
-            raise Terminal(
-                "apply of a second stream with the same table: expected exit code "
-                f"{ConfigurationError.exit_code}, found {running.code}; the end of "
-                f"{running.log}:\n{running.log_tail(15)}"
-            )
+            expected = f"expected exit code {ConfigurationError.exit_code}, found {running.code}"
+            end = f"the end of {running.log}:\n{running.log_tail(15)}"
+            raise Terminal(f"apply of a second stream with the same table: {expected}; {end}")
         self._report("table named twice", "a second stream's file with the same table, refused")
 
     def _allow_gaps(self) -> None:
@@ -477,7 +452,8 @@ class Faults:
 
     def _take_backup(self) -> None:
         """Take a backup while the jobs are paused, like a snapshot of their volumes."""
-        alive = [running for running in (*self._speed, *self._batch) if running.code is None]
+        self._collect_ended()
+        alive = [running for of_layer in self._alive.values() for running in of_layer]
         for running in alive:
             running.pause()
         try:
@@ -492,9 +468,7 @@ class Faults:
         """Restore the backup, without jobs or pending requests, which would change it."""
         if not self._backup.is_taken:
             return
-        for running in (*self._speed, *self._batch):
-            running.kill()
-        self._collect_ended()
+        self._kill("speed", "batch")
         self._interference.drop_requests()
         time.sleep(2)
         self._backup.restore()
@@ -536,13 +510,13 @@ class Faults:
 
     def _die_in_doubt(self, layer: Layer) -> None:
         """Let a publish succeed after its publisher has died and another has taken over."""
-        _, _, words = self._start_in_doubt(layer, FAIL_AT)
+        _, words = self._start_in_doubt(layer, FAIL_AT)
         self._report("late, and dead", f"{words}, and to die in doubt")
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
         """Pause a publisher before it checks its publish's outcome, while others go on."""
-        hung, start, words = self._start_in_doubt(layer, PAUSE_AT)
+        hung, words = self._start_in_doubt(layer, PAUSE_AT)
         deadline = time.monotonic() + _PATIENCE
         paused = False
         while not paused and hung.code is None and time.monotonic() < deadline:
@@ -550,27 +524,23 @@ class Faults:
             paused = _PAUSED in "".join(hung.log_lines())
         found = "paused in doubt" if paused else "in no doubt yet"
         self._report("late, and paused", f"{words}, {found}")
-        other = start()
+        other = self._start_layer(layer)
         time.sleep(self._dice.uniform(20, 40))
         if hung.code is None:
             hung.resume()
         time.sleep(5)
         other.kill()
 
-    def _start_in_doubt(
-        self, layer: Layer, ends: str
-    ) -> tuple[Running, Callable[..., Running], str]:
+    def _start_in_doubt(self, layer: Layer, ends: str) -> tuple[Running, str]:
         """Restart a layer, with its next request to the catalog lost and executed late. When it
-        checks the outcome, it is killed or paused (`ends`: FAIL_AT or PAUSE_AT). Return the process,
-        a function that starts another, and a description."""
-        start = self._start_speed if layer == "speed" else self._start_batch
-        for running in self._speed if layer == "speed" else self._batch:
-            running.kill()
+        checks the outcome, it is killed or paused (`ends`: FAIL_AT or PAUSE_AT). Return the process
+        and a description."""
+        self._kill(layer)
         seconds = self._dice.uniform(0, 60)
         self._interference.lose_requests(layer, [seconds])
-        started = start(**{ends: Step.COMMIT_DOUBTED.label})
+        started = self._start_layer(layer, **{ends: Step.COMMIT_DOUBTED.label})
         words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
-        return started, start, words
+        return started, words
 
     def _cut_short(self, service: Service) -> None:
         proxy, chance = self._proxies[service], self._dice.choice((0.02, 0.1, 0.3))
@@ -611,6 +581,8 @@ class Faults:
 
 
 def _name(fault: _Fault) -> str:
-    """Return the name of the fault's method, such as `_kill_speed`."""
-    method = fault[0].func if isinstance(fault[0], functools.partial) else fault[0]
+    """Return the fault's method and what it is of, such as `_kill_layer speed`."""
+    method = fault[0]
+    if isinstance(method, partial):
+        return " ".join([method.func.__name__, *method.args])
     return method.__name__

@@ -33,10 +33,8 @@ LOG = logging.getLogger(__name__)
 ORDERS = "ANABRANCH_INTERFERENCE"
 SUPPORT = str(Path(__file__).resolve().parents[1])
 """The folder of this package, which a process needs in its path."""
-_SITE = (
-    f"import sys\n\nsys.path.append({SUPPORT!r})\nfrom soak.interference import "
-    "install\n\ninstall()\n"
-)
+_INSTALL = "from soak.interference import install\n\ninstall()\n"
+_SITE = f"import sys\n\nsys.path.append({SUPPORT!r})\n{_INSTALL}"
 _POLL_SECONDS = 0.2
 _NEVER = -1.0
 
@@ -74,9 +72,8 @@ def _lose_requests(folder: Path) -> None:
         if seconds is None:
             return real(self, table, requirements, updates)
         identifier = TableIdentifier(namespace=table.name()[:-1], name=table.name()[-1])
-        request = CommitTableRequest(
-            identifier=identifier, requirements=requirements, updates=updates
-        )
+        of = {"identifier": identifier, "requirements": requirements, "updates": updates}
+        request = CommitTableRequest(**of)
         content = json.dumps({"after": seconds, "request": request.model_dump_json(by_alias=True)})
         replace_file(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", content)
         raise ConnectionError(f"connection to the catalog at {HOST} reset by peer")
@@ -188,9 +185,8 @@ class Gateway:
 
         request = CommitTableRequest.model_validate_json(text)
         try:
-            table = self._catalog.load_table(
-                (*request.identifier.namespace.root, request.identifier.name)
-            )
+            of = request.identifier
+            table = self._catalog.load_table((*of.namespace.root, of.name))
             self._catalog.commit_table(table, request.requirements, request.updates)
             self.landed += 1
         except (CommitFailedException, ValidationException, ValueError) as error:

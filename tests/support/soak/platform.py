@@ -36,9 +36,8 @@ def call(operation: str, now: datetime) -> str:
 
 
 def main(conf: str, name: str, *operations: str) -> int:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
     environment, stream = load_environment(conf), load_stream(name, conf)
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -49,9 +48,7 @@ def main(conf: str, name: str, *operations: str) -> int:
         "spark.sql.session.timeZone": "UTC",
     }
     builder = SparkSession.builder.master("local[1]").appName("platform")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = builder.config(map=settings).getOrCreate()
     catalog, done = environment.catalog.name, 0
     tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     for operation in operations:

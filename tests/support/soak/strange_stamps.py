@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from anabranch.job import Job
 
 # Settings of a topic that accepts any timestamp.
-ANY_STAMP = {
-    "message.timestamp.after.max.ms": str(2**63 - 1),
-    "message.timestamp.before.max.ms": str(2**63 - 1),
-}
+ANY_STAMP = {f"message.timestamp.{side}.max.ms": str(2**63 - 1) for side in ("after", "before")}
 # The pause between two of them keeps them exceptions in their partition: the timestamps of most
 # records count.
 _PAUSE_SECONDS = 0.3
@@ -61,10 +58,7 @@ def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
             for number, millis in enumerate([stamp, *again]):
                 kind: Kind = "malformed" if not is_whole else "duplicate" if number else "good"
                 sent.sent[kind] += 1
-                future = producer.send(
-                    sent.topic, key=record.key, value=value, timestamp_ms=millis,
-                    partition=partition,
-                )  # fmt: skip
+                future = producer.send(sent.topic, value, record.key, [], partition, millis)
                 try:
                     done = future.get(timeout=_ACK_SECONDS)
                 except Exception as error:
