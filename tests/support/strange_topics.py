@@ -2,10 +2,11 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 DEAD = None
@@ -38,27 +39,20 @@ def _millis(at: datetime) -> int:
     return round(at.timestamp() * 1000)
 
 
-def webhooks() -> Iterator[Sent]:
-    for i in range(COUNT):
-        body: dict[str, object] = {
-            "action": "opened",
-            "sender": {"id": i, "login": f"u{i}", "site-admin": False},
-        }
-        body |= {
-            "labels": [{"name": "bug", "color": None}] * (i % 3),
-            "note": None if i % 2 else "x",
-        }
-        event = {"event_id": f"e-{i}", "user-agent": "hook/1", "body": body, "late": None}
-        if i == COUNT - 1:
-            event["late"] = {"any": [1, "x"]}
-        yield Sent(_json(event), {"event_id": f"e-{i}", "user_agent": "hook/1"})
+def webhooks(i: int) -> Sent:
+    sender, bug = {"id": i, "login": f"u{i}", "site-admin": False}, {"name": "bug", "color": None}
+    body = {"action": "opened", "sender": sender, "labels": [bug] * (i % 3)}
+    body["note"] = None if i % 2 else "x"
+    event = {"event_id": f"e-{i}", "user-agent": "hook/1", "body": body, "late": None}
+    if i == COUNT - 1:
+        event["late"] = {"any": [1, "x"]}
+    return Sent(_json(event), {"event_id": f"e-{i}", "user_agent": "hook/1"})
 
 
-def nginx_plus() -> Iterator[Sent]:
-    for i in range(COUNT):
-        responses = {"1xx": 0, "2xx": i, "5xx": i % 2}
-        status = {"timestamp": _millis(_at(i)), "zones": {"a.b": {"responses": responses}}}
-        yield Sent(_json(status), {"timestamp": _at(i), "zones": {"a.b": {"responses": responses}}})
+def nginx_plus(i: int) -> Sent:
+    responses = {"1xx": 0, "2xx": i, "5xx": i % 2}
+    status = {"timestamp": _millis(_at(i)), "zones": {"a.b": {"responses": responses}}}
+    return Sent(_json(status), {"timestamp": _at(i), "zones": {"a.b": {"responses": responses}}})
 
 
 def access_log() -> Iterator[Sent]:
@@ -70,39 +64,35 @@ def access_log() -> Iterator[Sent]:
     yield Sent(b"\xe2\x80\x9cbroken", {"line": "\u201cbroken", "ts": None, "status": None})
 
 
-def syslog() -> Iterator[Sent]:
-    for i in range(COUNT):
-        line = f"<34>1 {_at(i):%Y-%m-%dT%H:%M:%S}.{i:03}Z web-{i % 2} nginx {i} ID47 - a, b"
-        at = _at(i).replace(microsecond=i * 1000)
-        yield Sent(line.encode(), {"line": line, "ts": at, "host": f"web-{i % 2}", "app": "nginx"})
+def syslog(i: int) -> Sent:
+    line = f"<34>1 {_at(i):%Y-%m-%dT%H:%M:%S}.{i:03}Z web-{i % 2} nginx {i} ID47 - a, b"
+    at = _at(i).replace(microsecond=i * 1000)
+    return Sent(line.encode(), {"line": line, "ts": at, "host": f"web-{i % 2}", "app": "nginx"})
 
 
-def application_log() -> Iterator[Sent]:
-    for i in range(COUNT):
-        line = f"{_at(i):%Y-%m-%d %H:%M:%S},{i:03} +0100 INFO app - user {i} did, something"
-        at = _at(i).replace(microsecond=i * 1000) - timedelta(hours=1)
-        yield Sent(line.encode(), {"line": line, "ts": at})
+def application_log(i: int) -> Sent:
+    line = f"{_at(i):%Y-%m-%d %H:%M:%S},{i:03} +0100 INFO app - user {i} did, something"
+    at = _at(i).replace(microsecond=i * 1000) - timedelta(hours=1)
+    return Sent(line.encode(), {"line": line, "ts": at})
 
 
-def payments() -> Iterator[Sent]:
-    for i in range(COUNT):
-        charge = {"id": f"ch_{i}", "amount": i, "metadata": {"order-id": f"{i}"}}
-        event = {
-            "id": f"evt_{i}",
-            "api_version": "2026-01-01" if i < COUNT - 1 else "2026-11-28.acacia",
-            "created": round(_at(i).timestamp()),
-            "user_id": i,
-            "data": {"object": charge},
-        }
-        expected = event | {"created": _at(i), "data": {"object": charge}}
-        yield Sent(_json(event), expected)
+def payments(i: int) -> Sent:
+    charge = {"id": f"ch_{i}", "amount": i, "metadata": {"order-id": f"{i}"}}
+    event = {
+        "id": f"evt_{i}",
+        "api_version": "2026-01-01" if i < COUNT - 1 else "2026-11-28.acacia",
+        "created": round(_at(i).timestamp()),
+        "user_id": i,
+        "data": {"object": charge},
+    }
+    expected = event | {"created": _at(i), "data": {"object": charge}}
+    return Sent(_json(event), expected)
 
 
-def zips() -> Iterator[Sent]:
-    for i in range(COUNT):
-        line = f'"{501 + i:05}","+40.{i:06}","W. H. ""Bud""",NY'
-        expected = {"c1": f"{501 + i:05}", "c2": f"+40.{i:06}", "c3": 'W. H. "Bud"', "c4": "NY"}
-        yield Sent(line.encode(), expected)
+def zips(i: int) -> Sent:
+    line = f'"{501 + i:05}","+40.{i:06}","W. H. ""Bud""",NY'
+    expected = {"c1": f"{501 + i:05}", "c2": f"+40.{i:06}", "c3": 'W. H. "Bud"', "c4": "NY"}
+    return Sent(line.encode(), expected)
 
 
 def airports() -> Iterator[Sent]:
@@ -125,17 +115,15 @@ def quakes() -> Iterator[Sent]:
 def german() -> Iterator[Sent]:
     yield Sent("Nr;Datum;Betrag;Währung".encode(), DEAD)
     for i in range(COUNT):
-        expected = {
-            "Nr": i, "Datum": _at(i).date(), "Betrag": Decimal(f"-{i}.50"), "Wahrung": "EUR",
-        }  # fmt: skip
+        expected = {"Nr": i, "Datum": _at(i).date(), "Betrag": Decimal(f"-{i}.50")}
+        expected["Wahrung"] = "EUR"
         yield Sent(f'{i};28.11.2026;"-{i},50";EUR'.encode(), expected)
 
 
-def readings() -> Iterator[Sent]:
-    for i in range(COUNT):
-        at = _at(i).replace(microsecond=250_000)
-        reading = {"sensor": i % 5, "time": at.timestamp(), "value": None if i % 2 else i / 8}
-        yield Sent(_json(reading), {"time": at, "value": reading["value"]})
+def readings(i: int) -> Sent:
+    at = _at(i).replace(microsecond=250_000)
+    reading = {"sensor": i % 5, "time": at.timestamp(), "value": None if i % 2 else i / 8}
+    return Sent(_json(reading), {"time": at, "value": reading["value"]})
 
 
 def dirty() -> Iterator[Sent]:
@@ -147,64 +135,47 @@ def dirty() -> Iterator[Sent]:
         yield Sent(broken, DEAD, b"key")
 
 
-def cloud_events() -> Iterator[Sent]:
-    for i in range(COUNT):
-        event = {
-            "specversion": "1.0", "id": str(i), "source": "/s", "type": "t",
-            "time": f"{_at(i):%Y-%m-%dT%H:%M:%S}.123456789Z",
-        }  # fmt: skip
-        data = {"n": i, "tags": ["a"]}
-        at = _at(i).replace(microsecond=123_456)
-        expected = {"id": str(i), "time": at, "n": i, "tags": ["a"]}
-        yield Sent(_json({**event, "data": data}), expected)
+def cloud_events(i: int) -> Sent:
+    event = {"specversion": "1.0", "id": str(i), "source": "/s", "type": "t"}
+    event["time"] = f"{_at(i):%Y-%m-%dT%H:%M:%S}.123456789Z"
+    data = {"n": i, "tags": ["a"]}
+    at = _at(i).replace(microsecond=123_456)
+    expected = {"id": str(i), "time": at, "n": i, "tags": ["a"]}
+    return Sent(_json({**event, "data": data}), expected)
 
 
-def cloud_headers() -> Iterator[Sent]:
-    for i in range(COUNT):
-        headers = (("ce_id", b"%d" % i), ("ce_source", b"/s"), ("ce_specversion", b"1.0"))
-        yield Sent(_json({"n": i}), {"n": i, "ce_id": str(i), "ce_source": "/s"}, headers=headers)
+def cloud_headers(i: int) -> Sent:
+    headers = (("ce_id", b"%d" % i), ("ce_source", b"/s"), ("ce_specversion", b"1.0"))
+    return Sent(_json({"n": i}), {"n": i, "ce_id": str(i), "ce_source": "/s"}, headers=headers)
 
 
-def otlp() -> Iterator[Sent]:
-    for i in range(COUNT):
-        nanos = str(_millis(_at(i)) * 1_000_000 + 1)
-        value = {"intValue": str(i)} if i % 2 else {"stringValue": "x"}
-        log = {
-            "timeUnixNano": nanos,
-            "severityNumber": 9,
-            "attributes": [{"key": "k", "value": value}],
-        }
-        logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log, log]}]}]}
-        found = {"timeUnixNano": _at(i), "severityNumber": 9}
-        found["attributes"] = {"k": {"intValue": None, "stringValue": None} | value}
-        yield Sent(_json(logs), {"resourceLogs": [{"scopeLogs": [{"logRecords": [found, found]}]}]})
+def otlp(i: int) -> Sent:
+    nanos = str(_millis(_at(i)) * 1_000_000 + 1)
+    value = {"intValue": str(i)} if i % 2 else {"stringValue": "x"}
+    log = {"timeUnixNano": nanos, "severityNumber": 9}
+    log["attributes"] = [{"key": "k", "value": value}]
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log, log]}]}]}
+    found = {"timeUnixNano": _at(i), "severityNumber": 9}
+    found["attributes"] = {"k": {"intValue": None, "stringValue": None} | value}
+    return Sent(_json(logs), {"resourceLogs": [{"scopeLogs": [{"logRecords": [found, found]}]}]})
 
 
-def big_ids() -> Iterator[Sent]:
-    for i in range(COUNT):
-        id = 2**64 - 1 - i
-        expected = {"id": Decimal(id), "price": Decimal("12345678901234567.89")}
-        yield Sent(b'{"id":%d,"price":12345678901234567.89}' % id, expected)
+def big_ids(i: int) -> Sent:
+    id = 2**64 - 1 - i
+    expected = {"id": Decimal(id), "price": Decimal("12345678901234567.89")}
+    return Sent(b'{"id":%d,"price":12345678901234567.89}' % id, expected)
 
 
-def metrics() -> Iterator[Sent]:
-    for i in range(COUNT):
-        metric = {
-            "name": "cpu", "tags": {"host": f"h{i % 3}"}, "value": i / 2, "ts": _millis(_at(i)),
-        }  # fmt: skip
-        expected = {"name": "cpu", "tags": metric["tags"], "value": i / 2, "ts": _at(i)}
-        yield Sent(_json(metric), expected)
+def metrics(i: int) -> Sent:
+    metric = {"name": "cpu", "tags": {"host": f"h{i % 3}"}, "value": i / 2}
+    return Sent(_json(metric | {"ts": _millis(_at(i))}), metric | {"ts": _at(i)})
 
 
-def nested() -> Iterator[Sent]:
-    for i in range(COUNT):
-        order = {
-            "order_id": i,
-            "matrix": [[i, 1], []],
-            "lines": [{"sku": "a", "price": "1.50", "at": "2026-11-28"}],
-        }
-        line = {"sku": "a", "price": Decimal("1.50"), "at": date(2026, 11, 28)}
-        yield Sent(_json(order), {"order_id": i, "matrix": [[i, 1], []], "lines": [line]})
+def nested(i: int) -> Sent:
+    lines = [{"sku": "a", "price": "1.50", "at": "2026-11-28"}]
+    order = {"order_id": i, "matrix": [[i, 1], []], "lines": lines}
+    line = {"sku": "a", "price": Decimal("1.50"), "at": date(2026, 11, 28)}
+    return Sent(_json(order), {"order_id": i, "matrix": [[i, 1], []], "lines": [line]})
 
 
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
@@ -223,11 +194,10 @@ def _row(i: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return row, {"id": i, "total": Decimal(f"{i}.00"), "made_at": made, "day": date(2026, 11, 28)}
 
 
-def connect() -> Iterator[Sent]:
-    for i in range(COUNT):
-        row, expected = _row(i)
-        schema = {"type": "struct", "fields": _FIELDS}
-        yield Sent(_json({"schema": schema, "payload": row}), expected)
+def connect(i: int) -> Sent:
+    row, expected = _row(i)
+    schema = {"type": "struct", "fields": _FIELDS}
+    return Sent(_json({"schema": schema, "payload": row}), expected)
 
 
 def _changes(with_schema: bool) -> Iterator[Sent]:
@@ -272,22 +242,23 @@ def documents() -> Iterator[Sent]:
             yield Sent(_json(change), {"id": json.dumps(id), "n": None, "op": "d"}, key)
 
 
-def mysql() -> Iterator[Sent]:
-    for i in range(COUNT):
-        row = {"id": i, "price": "1.50", "created": f"{_at(i):%Y-%m-%dT%H:%M:%S}Z"}
-        source = {"file": "binlog.000001", "pos": 100 * i, "row": 0, "ts_ms": _millis(_at(i))}
-        change = {"before": None, "after": row, "op": "c", "source": source, "ts_ms": 1}
-        expected = {"id": i, "price": Decimal("1.50"), "created": _at(i), "source_pos": 100 * i}
-        yield Sent(_json(change), expected, _json({"id": i}))
+def mysql(i: int) -> Sent:
+    row = {"id": i, "price": "1.50", "created": f"{_at(i):%Y-%m-%dT%H:%M:%S}Z"}
+    source = {"file": "binlog.000001", "pos": 100 * i, "row": 0, "ts_ms": _millis(_at(i))}
+    change = {"before": None, "after": row, "op": "c", "source": source, "ts_ms": 1}
+    expected = {"id": i, "price": Decimal("1.50"), "created": _at(i), "source_pos": 100 * i}
+    return Sent(_json(change), expected, _json({"id": i}))
 
 
-TOPICS = {
-    make.__name__: make
-    for make in (
-        webhooks, nginx_plus, access_log, syslog, application_log, payments, zips, airports, quakes, german, readings, dirty, cloud_events,
-        cloud_headers, otlp, big_ids, metrics, nested, connect, changes, changes_with_schema, documents, mysql,
-    )
-}  # fmt: skip
+_ONE_BY_ONE: tuple[Callable[[int], Sent], ...] = (
+    webhooks, nginx_plus, syslog, application_log, payments, zips, readings, cloud_events,
+    cloud_headers, otlp, big_ids, metrics, nested, connect, mysql,
+)  # fmt: skip
+_WHOLE = (access_log, airports, quakes, german, dirty, changes, changes_with_schema, documents)
+TOPICS: dict[str, Callable[[], Iterator[Sent]]] = {
+    **{make.__name__: partial(map, make, range(COUNT)) for make in _ONE_BY_ONE},
+    **{make.__name__: make for make in _WHOLE},
+}
 """The function that yields the records of a topic, by name."""
 
 
