@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority import Authority, new_authority
 from cluster import SparkCluster, running_cluster
 from commands import Command, started
 from flaky_s3 import FlakyS3, running_flaky_s3
-from s3_proxy import Authority, new_authority, running_s3_proxy
+from s3_proxy import running_s3_proxy
 from shared_keys import shared_keys
 from world import World, past_hour, spread
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import tutorial_page
 from installation import UV, install, run
-
-from anabranch.dev.services.processes import free_port
+from servers import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +123,7 @@ def test_the_commands_of_the_new_readme_run_in_order(built: Path, tmp_path: Path
     [block] = re.findall(r"## Try it\n\n```sh\n(.*?)```", readme, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
     lines.remove("anabranch page")  # until Ctrl-C, and it needs the extra `page`
-    kafka = free_port()
-    s3 = free_port(kafka)
+    kafka, s3 = free_ports(2)
     assert lines[0] == "anabranch dev up" and lines[-1] == "anabranch dev down"
     lines[0] += f" --kafka-port {kafka} --s3-port {s3}"
     environment = os.environ | {

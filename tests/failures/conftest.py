@@ -129,7 +129,7 @@ def on_cluster(
     def make(
         partitions: int = 4,
         configs: Mapping[str, str] | None = None,
-        replicas: Sequence[int] | None = None,
+        replicas: Sequence[int] = (),
         kafka: Mapping[str, Any] | None = None,
         **stream: Any,
     ) -> World:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from budget import budget
-from commands import Command, run, run_into
+from commands import ROOT, Command, run, run_into
 from erasure_scan import scan
 from expectations import entry
 from stored_rows import exported_rows, stored_rows
@@ -62,7 +62,7 @@ def restarted(one: World, before: Command | None, *arguments: str) -> Command:
     """A command in the place of one that is killed."""
     if before is not None:
         before.kill()
-    return Command(one, arguments, {})
+    return Command(one, arguments, {}, ROOT, "")
 
 
 @pytest.mark.timeout(budget(3600, 9000))

@@ -15,7 +15,7 @@ from commands import ROOT, started
 from programs import output_of
 from run_books import printed, words
 from secure_broker import CLIENT, running_secure_broker
-from servers import serving
+from servers import free_ports, serving
 from waiting import wait_for
 from world import Make, World, event, hours_of_now, past_hour, spread
 
@@ -178,8 +178,7 @@ def test_the_clock_of_the_machine_is_corrected(world: Make, tools: Path, tmp_pat
 
 
 def test_services_of_this_machine_are_started(tools: Path, tmp_path: Path) -> None:
-    kafka = free_port()
-    s3 = free_port(kafka)
+    kafka, s3 = free_ports(2)
     try:
         ports = f"--kafka-port {kafka} --s3-port {s3}"
         said = shell(f"{printed('anabranch dev up')} {ports}", tools, tmp_path)

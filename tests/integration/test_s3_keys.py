@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority import new_authority
 from flaky_s3 import running_flaky_s3
 from pyspark.sql import SparkSession
-from s3_proxy import new_authority, running_s3_proxy
+from s3_proxy import running_s3_proxy
 from shared_keys import shared_keys
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient

@@ -1,8 +1,6 @@
 """Moto's S3 and IAM in a separate process: it authorizes each request by its user's policies."""
 
-import json
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from servers import serving
+import requests
+from servers import answering, serving
 
 from anabranch.dev.services.processes import HOST, free_port
 
@@ -24,10 +23,8 @@ class Aws:
     url: str
 
     def client(self, service: str, keys: tuple[str, str] = _ROOT) -> Any:
-        return boto3.client(
-            service, endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=keys[0],
-            aws_secret_access_key=keys[1],
-        )  # fmt: skip
+        by = {"aws_access_key_id": keys[0], "aws_secret_access_key": keys[1]}
+        return boto3.client(service, endpoint_url=self.url, region_name="us-east-1", **by)
 
     def user(self, name: str, policy: str) -> tuple[str, str]:
         """Create a user with only this policy; return its access key and secret."""
@@ -39,11 +36,8 @@ class Aws:
 
     def enforce(self) -> None:
         """Enforce policies from now on; root is then denied everything."""
-        request = urllib.request.Request(
-            f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            assert json.load(answer)["status"] == "ok"
+        answer = requests.post(f"{self.url}/moto-api/reset-auth", "0", timeout=30)
+        assert answer.json()["status"] == "ok"
 
 
 @contextmanager
@@ -51,10 +45,5 @@ def running_aws(folder: Path) -> Iterator[Aws]:
     """Run a new server within a `with`."""
     aws = Aws(f"http://{HOST}:{free_port()}")
     command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", aws.url.rpartition(":")[2]]
-
-    def answers() -> bool:
-        with urllib.request.urlopen(f"{aws.url}/moto-api/", timeout=5) as answer:
-            return bool(answer.status == 200)
-
-    with serving(command, folder / "aws.log", answers):
+    with serving(command, folder / "aws.log", answering(f"{aws.url}/moto-api/")):
         yield aws

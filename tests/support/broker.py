@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from toxiproxy import Proxy, Toxiproxy
@@ -28,12 +29,10 @@ class ProxiedBroker:
     def start(self) -> None:
         """Start the broker, and wait until it answers."""
         java, jars = require_java(), ensure_jars().broker
-        process = kafka_broker.start(
-            self.daemon, java, jars, self.port, self.proxy.port, advertised_port=self.proxy.port
-        )
-        self.daemon.await_answer(
-            process, lambda: kafka_broker.answers(self.port), kafka_broker.READY_SECONDS
-        )
+        start, port = partial(kafka_broker.start, self.daemon, java, jars), self.proxy.port
+        process = start(self.port, port, advertised_port=port)
+        answers = partial(kafka_broker.answers, self.port)
+        self.daemon.await_answer(process, answers, kafka_broker.READY_SECONDS)
 
     def stop(self) -> None:
         process = self.daemon.process()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from servers import free_ports
 from waiting import wait_for
 
-from anabranch.dev.services.processes import free_port
 from anabranch.spark.java import spark_home
 
 # Spark runs a second attempt of a task on another host only, so the workers need two host names.
@@ -47,11 +47,9 @@ class SparkCluster:
         if host in self.processes and self.processes[host].poll() is None:
             os.killpg(self.processes[host].pid, signal.SIGKILL)  # a decommissioned worker
             self.processes[host].wait(30)
-        size = (
-            "--cores", str(CORES), "--memory", "1g", "--webui-port", "0", "--work-dir",
-            str(self.folder / host),
-        )  # fmt: skip
-        self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
+        size = ("--cores", str(CORES), "--memory", "1g", "--webui-port", "0")
+        at = ("--host", host, "--work-dir", str(self.folder / host))
+        self._start(host, f"{_DEPLOY}.worker.Worker", *at, *size, self.master)
         wait_for(lambda: host in self.alive(), f"worker {host} (see {self.folder})")
 
     def view(self) -> dict[str, Any]:
@@ -64,32 +62,25 @@ class SparkCluster:
             return state
         return {"workers": [], "activeapps": [], "completedapps": []}
 
-    def alive(self) -> set[str]:
-        """Return the hosts of the workers that are ALIVE for the master."""
-        return {worker["host"] for worker in self.view()["workers"] if worker["state"] == "ALIVE"}
+    def alive(self) -> dict[str, Any]:
+        """Return the workers that are ALIVE for the master, by host."""
+        workers = self.view()["workers"]
+        return {worker["host"]: worker for worker in workers if worker["state"] == "ALIVE"}
 
     def cores_used(self) -> int:
-        return sum(
-            int(worker["coresused"])
-            for worker in self.view()["workers"]
-            if worker["state"] == "ALIVE"
-        )
+        return sum(int(worker["coresused"]) for worker in self.alive().values())
 
     def executors(self, host: str) -> list[psutil.Process]:
         """Return the running child processes of a worker: its executors."""
         children = psutil.Process(self.processes[host].pid).children(recursive=True)
-        return [
-            process
-            for process in children
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        return [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def pause_executors(self, host: str) -> None:
         """Send SIGSTOP to a worker's executors, so that their tasks cannot end."""
-        self._signal_executors(host, signal.SIGSTOP)
+        self._signal_all(self.executors(host), signal.SIGSTOP)
 
     def resume_executors(self, host: str) -> None:
-        self._signal_executors(host, signal.SIGCONT)
+        self._signal_all(self.executors(host), signal.SIGCONT)
 
     def kill_worker(self, host: str) -> None:
         """Send SIGKILL to a worker and its executors at once, as if their machine failed."""
@@ -114,9 +105,6 @@ class SparkCluster:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
-    def _signal_executors(self, host: str, number: signal.Signals) -> None:
-        self._signal_all(self.executors(host), number)
-
     @staticmethod
     def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
         for process in processes:
@@ -125,21 +113,14 @@ class SparkCluster:
 
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), *arguments]
+        options = "-Dspark.decommission.enabled=true"
         # On another machine, the environment lacks the keys of a job.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd=self.folder,
-                env=environment
-                | {
-                    "SPARK_HOME": str(spark_home()),
-                    "SPARK_DAEMON_JAVA_OPTS": "-Dspark.decommission.enabled=true",
-                },
-            )
+                command, stdout=log, stderr=log, start_new_session=True, cwd=self.folder,
+                env=environment | {"SPARK_HOME": str(spark_home()), "SPARK_DAEMON_JAVA_OPTS": options},
+            )  # fmt: skip
 
 
 @contextmanager
@@ -147,8 +128,7 @@ def running_cluster(hosts: Sequence[str] = HOSTS) -> Iterator[SparkCluster]:
     """Run a cluster with one registered worker for each host name within a `with`. The work folders
     are then removed: they contain a copy of all jars for each executor."""
     folder = Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
-    port = free_port()
-    cluster = SparkCluster(folder, port, free_port(port))
+    cluster = SparkCluster(folder, *free_ports(2))
     try:
         cluster.start_master()
         for host in hosts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from commands import Command, call
 from confluent_kafka import KafkaError, Message, Producer
@@ -35,9 +36,8 @@ class Feed:
         size: int = 0,
         keys: int = 0,
     ) -> None:
-        self._topic, self._rate, self._partitions, self._size, self._keys = (
-            topic, rate, partitions, size, keys,
-        )  # fmt: skip
+        self._topic, self._rate, self._partitions = topic, rate, partitions
+        self._size, self._keys = size, keys
         self.rows: list[tuple[int, int, str]] = []
         self.tombstones: list[tuple[int, int]] = []
         self.failures: list[KafkaError] = []
@@ -93,13 +93,11 @@ class Feed:
             number % self._partitions,
             timestamp=int(at.timestamp() * 1000),
             headers=[("caf\u00e9", b"\xff\x00"), ("none", None)],
-            on_delivery=lambda error, message: self._delivered(
-                error, message, None if tombstone else name
-            ),
+            on_delivery=partial(self._delivered, None if tombstone else name),
         )
         self._producer.poll(0)
 
-    def _delivered(self, error: KafkaError | None, message: Message, name: str | None) -> None:
+    def _delivered(self, name: str | None, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self.failures.append(error)
             return

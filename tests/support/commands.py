@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
+Environment = Mapping[str, str]
 
 
 class Command:
@@ -27,12 +28,7 @@ class Command:
     the Python driver, and the Python workers, which are in a separate process group."""
 
     def __init__(
-        self,
-        one: World,
-        arguments: tuple[str, ...],
-        environment: dict[str, str],
-        code: Path = ROOT,
-        first: str = "",
+        self, one: World, arguments: Sequence[str], environment: Environment, code: Path, first: str
     ) -> None:
         self.temporary = one.folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
@@ -123,9 +119,8 @@ class Command:
         """Wait for a condition while the command runs."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.code is None, (
-                f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
-            )
+            found = f"expected {what}, found that it ended with {self.code}"
+            assert self.code is None, f"{found}:\n{self.log[-3000:]}"
             if time.monotonic() > deadline:
                 details = f"found {self._states()}:\n{self.log[-3000:]}"
                 raise AssertionError(f"expected {what} within {seconds} s, {details}")
@@ -159,9 +154,8 @@ def shown(one: World, *arguments: str, expect: int = 0) -> Any:
 
 def _invoked(one: World, arguments: tuple[str, ...], expect: int | None) -> Result:
     done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert expect in (None, done.exit_code), (
-        f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
-    )
+    found = f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    assert expect in (None, done.exit_code), found
     return done
 
 
@@ -169,9 +163,8 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
     """Run a command to its end in a separate process; return its output and log."""
     with started(one, *arguments) as command:
         code = command.wait()
-        assert code == expect, (
-            f"{arguments}: expected exit code {expect}, found {code}:\n{command.log[-4000:]}"
-        )
+        found = f"{arguments}: expected exit code {expect}, found {code}"
+        assert code == expect, f"{found}:\n{command.log[-4000:]}"
         return command.log
 
 
@@ -180,13 +173,10 @@ def run_into(one: World, fail_at: str, *arguments: str, first: str = "") -> str:
     with started(one, *arguments, first=first, **{FAIL_AT: fail_at}) as command:
         code = command.wait()
         label = fail_at.rpartition(",")[2].partition(":")[0]
-        assert f"fail point {label}: " in command.log, (
-            f"expected {fail_at} to be reached, found:\n{command.log[-4000:]}"
-        )
-        lost = label.endswith("-lost")
-        assert code == (0 if lost else KILLED), (
-            f"{fail_at}: found exit code {code}:\n{command.log[-4000:]}"
-        )
+        end = f"\n{command.log[-4000:]}"
+        assert f"fail point {label}: " in command.log, f"expected {fail_at}, found:{end}"
+        expected = 0 if label.endswith("-lost") else KILLED
+        assert code == expected, f"{fail_at}: found exit code {code}:{end}"
         return command.log
 
 
@@ -196,11 +186,8 @@ def paused_at(
 ) -> Iterator[Command]:
     """Start a command, and wait until it is stopped at a step; the test resumes it."""
     with started(one, *arguments, first=first, **{PAUSE_AT: step.label}) as command:
-        command.until(
-            lambda: f"pause point {step.label}: " in command.log,
-            f"it to pause at {step.label}",
-            seconds,
-        )
+        pauses, what = f"pause point {step.label}: ", f"it to pause at {step.label}"
+        command.until(lambda: pauses in command.log, what, seconds)
         # The step stops Java and the driver. Stop the workers too, as on a machine that sleeps.
         command.pause()
         command.until(command.is_stopped, "the whole command to be stopped")

@@ -31,11 +31,9 @@ def config(
     """Return the file with all variables substituted. Raises ValueError with the client's error."""
     env_file = folder / "env"
     env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    command = [
-        str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file",
-        str(file),
-    ]  # fmt: skip
-    command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
+    command = [str(go_tools.ensure(go_tools.COMPOSE)), "--env-file", str(env_file)]
+    command += ["--project-directory", str(file.parent), "--file", str(file)]
+    command += ["--profile", profile] if profile else []
     command += ["config", "--format", "json"]
     # Without the caller's environment, which has precedence over the file.
     done = subprocess.run(

@@ -36,12 +36,9 @@ _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 def page() -> str:
     """Return the page with the tables of the present models."""
-    return re.sub(
-        r"(<!-- keys: (\w+) -->\n).*?(<!-- end -->)",
-        lambda match: f"{match[1]}\n{_table(FILES[match[2]])}\n{match[3]}",
-        PAGE.read_text("utf-8"),
-        flags=re.DOTALL,
-    )
+    tables = re.compile(r"(<!-- keys: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    text = PAGE.read_text("utf-8")
+    return tables.sub(lambda of: f"{of[1]}\n{_table(FILES[of[2]])}\n{of[3]}", text)
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -59,9 +56,8 @@ def _table(model: type[BaseModel]) -> str:
     for key, info in keys(model):
         examples = "".join(f" Example: `{example}`" for example in info.examples or ())
         meaning = f"{info.description}{examples}".replace("|", "\\|")
-        lines.append(
-            f"| `{key}` | {meaning} | {_WRITTEN.get(key) or _values(info)} | {_default(info)} |"
-        )
+        values = _WRITTEN.get(key) or _values(info)
+        lines.append(f"| `{key}` | {meaning} | {values} | {_default(info)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -72,13 +68,8 @@ def _values(info: FieldInfo) -> str:
     kind = next((_TYPES[part] for part in parts if part in _TYPES), "mapping")
     if kind == "mapping" and SecretStr in parts:
         kind = "mapping of secrets"
-    found = [
-        words.format(limit)
-        for of in info.metadata
-        for name, words in _LIMITS.items()
-        if (limit := getattr(of, name, None)) is not None
-    ]
-    return ", ".join([kind, *found])
+    limits = [(words, getattr(of, n, None)) for of in info.metadata for n, words in _LIMITS.items()]
+    return ", ".join([kind, *(words.format(n) for words, n in limits if n is not None)])
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

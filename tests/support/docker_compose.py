@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anabranch.dev.services.processes import free_port
+from servers import free_ports
 
 PORTS = ("KAFKA_PORT", "S3_PORT", "AIRFLOW_PORT", "SPARK_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 
@@ -17,37 +17,28 @@ def docker(
 ) -> str:
     """Run Docker's client; return its standard output. Raises AssertionError with the output."""
     done = run(*arguments, seconds=seconds, cwd=cwd, **environment)
-    assert done.returncode == 0, (
-        f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}:\n"
-        f"{done.stdout[-3000:]}{done.stderr[-5000:]}"
-    )
+    found = f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}"
+    assert done.returncode == 0, f"{found}:\n{done.stdout[-3000:]}{done.stderr[-5000:]}"
     return done.stdout
 
 
 def run(
     *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["docker", *arguments], cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, errors="replace", timeout=seconds,
-    )  # fmt: skip
+    how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": seconds}
+    how |= {"cwd": cwd, "env": os.environ | environment, "text": True, "errors": "replace"}
+    return subprocess.run(["docker", *arguments], **how)
 
 
 def find_missing() -> str | None:
     """Return the first missing requirement of these tests, with the remedy; None if all are met."""
     for arguments, what in (
-        (("version",), "a Docker daemon that this user may use (start one, or set DOCKER_HOST)"),
-        (
-            ("buildx", "version"),
-            "the Docker plugin buildx (Debian, Ubuntu: apt-get install docker-buildx)",
-        ),
-        (
-            ("compose", "version"),
-            "the Docker plugin compose (Debian, Ubuntu: apt-get install docker-compose-v2)",
-        ),
+        ("version", "a Docker daemon that this user may use (start one, or set DOCKER_HOST)"),
+        ("buildx version", "the Docker plugin buildx (apt-get install docker-buildx)"),
+        ("compose version", "the Docker plugin compose (apt-get install docker-compose-v2)"),
     ):
         try:
-            done = run(*arguments, seconds=60)
+            done = run(*arguments.split(), seconds=60)
         except FileNotFoundError:
             return f"expected {what}, found no `docker` on the PATH"
         if done.returncode != 0:
@@ -60,14 +51,9 @@ class Project:
 
     def __init__(self, folder: Path, name: str, without: Sequence[str] = ()) -> None:
         self.folder, self.name, self.image = folder, name, f"{name}:test"
-        ports: list[int] = []
-        for _ in PORTS:
-            ports.append(free_port(*ports))
-        self._environment = {
-            "COMPOSE_PROJECT_NAME": name,
-            "ANABRANCH_IMAGE": self.image,
-            **{variable: str(port) for variable, port in zip(PORTS, ports, strict=True)},
-        }
+        ports = zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)
+        own = {"COMPOSE_PROJECT_NAME": name, "ANABRANCH_IMAGE": self.image}
+        self._environment = own | dict(ports)
         settings = json.loads(self.compose("config", "--format", "json"))
         services: dict[str, Any] = settings["services"]
         self.services = {name: what for name, what in services.items() if name not in without}
@@ -88,11 +74,8 @@ class Project:
     def containers(self, *services: str) -> list[dict[str, Any]]:
         """The containers that `docker compose ps` lists for services, without those of `run`."""
         lines = self.compose("ps", "--all", "--format", "json", *services).splitlines()
-        return [
-            one
-            for one in map(json.loads, lines)
-            if "com.docker.compose.oneoff=True" not in one["Labels"]
-        ]
+        run = "com.docker.compose.oneoff=True"
+        return [one for one in map(json.loads, lines) if run not in one["Labels"]]
 
     def states(self) -> dict[str, list[tuple[str, int]]]:
         """Return health (or else state) and exit code of each container, by service."""

@@ -3,7 +3,7 @@
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,16 @@ class Lake:
     def sending(self, topic: str, partitions: int = 2) -> Iterator[Any]:
         """Create a topic, and yield what sends values to it, stamped in the hour before this."""
         create_topic(self.kafka, topic, partitions, {})
-        producer, count = new_producer(self.kafka), 0
+        count = 0
 
         def send(value: bytes | None, key: bytes | None = None, headers: Any = ()) -> None:
             nonlocal count
             producer.send(topic, value, key, [*headers], count % partitions, self.stamp)
             count += 1
 
-        try:
+        with closing(new_producer(self.kafka)) as producer:
             yield send
             producer.flush()
-        finally:
-            producer.close()
 
     @property
     def stamp(self) -> int:
@@ -71,9 +69,7 @@ class Lake:
         """Publish the present records of all streams in one process."""
         add_catalog(spark, config.load_environment(self.folder))
         jobs: dict[str, Job | ConfigurationError] = {job.stream.name: job for job in self.jobs()}
-        group = GroupJob(
-            spark, config.load_environment(self.folder).kafka, lambda: jobs, available_now=True
-        )
+        group = GroupJob(spark, self.kafka, lambda: jobs, available_now=True)
         group.run()
         assert group.failures == {}
 

@@ -34,12 +34,9 @@ def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
     import polars
 
     # Polars takes only the keys from PyIceberg's properties.
-    storage = {
-        "aws_endpoint_url": task["endpoint"],
-        "aws_region": "us-east-1",
-        "aws_allow_http": "true",
-    }
+    storage = {"aws_endpoint_url": task["endpoint"], "aws_allow_http": "true"}
     storage |= {"aws_access_key_id": task["key"], "aws_secret_access_key": task["secret"]}
+    storage |= {"aws_region": "us-east-1"}
     frame = polars.scan_iceberg(table, snapshot_id=snapshot, storage_options=storage)
     return frame.select(polars.len()).collect().item(), frame.collect().to_dicts()
 
@@ -53,16 +50,12 @@ def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
         package = importlib.import_module(f"duckdb_extension_{name}")
         [file] = Path(package.__path__[0]).rglob(f"{name}.duckdb_extension")
         connection.execute(f"LOAD '{file}'")
-    connection.execute(
-        f"CREATE SECRET (TYPE s3, KEY_ID '{task['key']}', SECRET '{task['secret']}', REGION "
-        f"'us-east-1', ENDPOINT '{task['endpoint'].removeprefix('http://')}', URL_STYLE 'path', "
-        "USE_SSL false)"
-    )
+    keys = f"KEY_ID '{task['key']}', SECRET '{task['secret']}', REGION 'us-east-1'"
+    at = f"ENDPOINT '{task['endpoint'].removeprefix('http://')}', URL_STYLE 'path', USE_SSL false"
+    connection.execute(f"CREATE SECRET (TYPE s3, {keys}, {at})")
     if task["rest"]:
-        connection.execute(
-            f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{task['rest']}', AUTHORIZATION_TYPE "
-            "'none')"
-        )
+        by = f"ENDPOINT '{task['rest']}', AUTHORIZATION_TYPE 'none'"
+        connection.execute(f"ATTACH '' AS lake (TYPE iceberg, {by})")
         schema, _, name = task["table"].partition(".")
         source = f'lake."{schema}"."{name}"' + (f" AT (VERSION => {snapshot})" if snapshot else "")
     else:
@@ -82,11 +75,11 @@ def read_by_clickhouse(table: Any, snapshot: int | None, task: dict[str, Any]) -
         session = chdb.session.Session()
         session.query("SET allow_database_iceberg = 1")
         storage = f"{task['endpoint']}/{task['bucket']}"
-        session.query(
-            f"CREATE DATABASE lake ENGINE = DataLakeCatalog('{task['rest']}/v1', '{key}', "
-            f"'{secret}') SETTINGS catalog_type = 'rest', warehouse = '{task['bucket']}', "
-            f"storage_endpoint = '{storage}'"
+        engine = f"DataLakeCatalog('{task['rest']}/v1', '{key}', '{secret}')"
+        how = (
+            f"catalog_type = 'rest', warehouse = '{task['bucket']}', storage_endpoint = '{storage}'"
         )
+        session.query(f"CREATE DATABASE lake ENGINE = {engine} SETTINGS {how}")
         source, ask = f"lake.`{task['table']}`", session.query
     else:
         folder = table.location().replace("s3://", f"{task['endpoint']}/")
@@ -113,12 +106,9 @@ def plain(rows: Rows) -> Rows:
     for row in made:
         row["price"] = None if row["price"] is None else f"{float(row['price']):.2f}"
         bonus = row["bonus"]
-        pairs = (
-            [(e["key"], e["value"]) for e in bonus]
-            if bonus and isinstance(bonus, list) and "key" in bonus[0]
-            else bonus
-        )
-        row["bonus"] = None if pairs is None else dict(pairs)
+        if bonus and isinstance(bonus, list) and "key" in bonus[0]:
+            bonus = [(e["key"], e["value"]) for e in bonus]
+        row["bonus"] = None if bonus is None else dict(bonus)
     return sorted(made, key=lambda row: str(row["event_id"]))
 
 

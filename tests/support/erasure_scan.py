@@ -90,10 +90,8 @@ def scan(job: Job, values: Values, beside: Sequence[bytes] = ()) -> ScanResult:
         read = partial(_search, job, table, search)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for one, (content, where) in zip(found, pool.map(read, found), strict=True):
-                objects, versions = (
-                    objects + (one.version is None),
-                    versions + (one.version is not None),
-                )
+                objects += one.version is None
+                versions += one.version is not None
                 size += content
                 hits += [one.hit(each) for each in where]
     ordered = sorted(hits, key=lambda h: (h.path, h.version or "", h.where))
@@ -157,15 +155,11 @@ class ValueSearch:
     def _parquet(self, content: bytes) -> list[str]:
         with pq.ParquetFile(pa.BufferReader(content)) as parquet:
             if not self._is_rows:
-                return sorted(
-                    {name for rows in parquet.iter_batches() for name in self._texts(rows)}
-                )
+                return sorted({name for of in parquet.iter_batches() for name in self._texts(of)})
             name = column_of(parquet.schema_arrow, self._schema, self._values.column)
             batches = parquet.iter_batches(columns=[name]) if name is not None else ()
-            found = any(
-                pc.any(pc.is_in(b[name].cast(pa.string()), self._values.array)).as_py()
-                for b in batches
-            )
+            texts = (batch[name].cast(pa.string()) for batch in batches)
+            found = any(pc.any(pc.is_in(of, self._values.array)).as_py() for of in texts)
         return [f"column {name}"] if found else []
 
     def _texts(self, batch: pa.RecordBatch) -> Iterator[str]:
@@ -193,21 +187,16 @@ class ValueSearch:
     def _has_bound(self, data_file: DataFile) -> bool:
         kind, id = self._field.field_type, self._field.field_id
         assert isinstance(kind, PrimitiveType)
-        bounds = [
-            b
-            for part in (data_file.lower_bounds, data_file.upper_bounds)
-            if (b := (part or {}).get(id))
-        ]
+        ends = (data_file.lower_bounds, data_file.upper_bounds)
+        bounds = [bound for end in ends if (bound := (end or {}).get(id))]
         return any(self._is_bound_of_value(str(from_bytes(kind, bound))) for bound in bounds)
 
     def _is_bound_of_value(self, bound: str) -> bool:
         """Whether a bound is a value, or a truncated one (an upper one's last character is + 1)."""
         if bound in self._values.texts:
             return True
-        cut = bound[: _BOUND - 1]
-        return len(bound) == _BOUND and any(
-            len(text) > _BOUND and text.startswith(cut) for text in self._values.texts
-        )
+        longer = [text for text in self._values.texts if len(text) > _BOUND]
+        return len(bound) == _BOUND and any(text.startswith(bound[:-1]) for text in longer)
 
 
 def _encoded(values: Iterable[str]) -> set[bytes]:

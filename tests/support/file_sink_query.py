@@ -33,12 +33,9 @@ def write(
 ) -> None:
     """Write the records of a topic, 40 per micro-batch: the fields of their values, and their
     partitions, offsets and timestamps. `killer`: a column that replaces `event_id`."""
-    read = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", topic)
-    )
-    records = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load()
+    log = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+    read = spark.readStream.format("kafka").options(**log, maxOffsetsPerTrigger="40")
+    records = read.load()
     value = F.from_json(F.col("value").cast("string"), SCHEMA.replace(" NOT NULL", ""))
     rows = records.select(value.alias("v"), "partition", "offset", "timestamp")
     rows = rows.select("v.*", "partition", "offset", "timestamp")
@@ -70,11 +67,10 @@ def _killer(spark: SparkSession, folder: Path, event_id: str) -> Column:
 
 
 def main(folder: Path, topic: str, servers: str, event_id: str | None = None) -> None:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.extraClassPath", ":".join(map(str, ensure_jars().spark)))
-    for key, value in (LOG | {"spark.driver.extraJavaOptions": FIRST_COMPILER}).items():
-        builder = builder.config(key, value)
-    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    jars = {"spark.driver.extraClassPath": ":".join(map(str, ensure_jars().spark))}
+    java = {"spark.driver.extraJavaOptions": FIRST_COMPILER, "spark.ui.enabled": "false"}
+    settings = LOG | jars | java | {"spark.sql.session.timeZone": "UTC"}
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     killer = _killer(spark, folder, event_id) if event_id is not None else None
     write(spark, folder, topic, servers, killer)
     spark.stop()

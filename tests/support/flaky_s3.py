@@ -21,20 +21,16 @@ from anabranch.dev.services.processes import HOST
 
 Fault = Literal["500", "503", "silence", "lost"]
 
-_ERROR = (
-    '<?xml version="1.0" '
-    'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
-)
+_HEAD = '<?xml version="1.0" encoding="UTF-8"?>'
 _ERRORS = {
-    "500": _ERROR.format(
-        code="InternalError", text="We encountered an internal error. Please try again."
-    ),
-    "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
-    "400": _ERROR.format(code="ExpiredToken", text="The provided token has expired."),
-    "403": _ERROR.format(code="AccessDenied", text="Access Denied"),
-    "405": _ERROR.format(
-        code="MethodNotAllowed", text="The specified method is not allowed against this resource."
-    ),
+    status: f"{_HEAD}<Error><Code>{code}</Code><Message>{text}</Message></Error>"
+    for status, code, text in (
+        ("500", "InternalError", "We encountered an internal error. Please try again."),
+        ("503", "SlowDown", "Please reduce your request rate."),
+        ("400", "ExpiredToken", "The provided token has expired."),
+        ("403", "AccessDenied", "Access Denied"),
+        ("405", "MethodNotAllowed", "The specified method is not allowed against this resource."),
+    )
 }
 _SILENCE_SECONDS = 15.0  # longer than the timeout of any client of Anabranch
 
@@ -128,13 +124,9 @@ class Handler(QuietHandler):
         if fault == "lost":
             self.close_connection = True
             return
-        kept = [
-            (n, v)
-            for n, v in response.getheaders()
-            if n.lower() not in ("connection", "transfer-encoding")
-        ]
-        if self.command != "HEAD":
-            kept = [(n, v) for n, v in kept if n.lower() != "content-length"]
+        own = {"connection", "transfer-encoding"}
+        own |= {"content-length"} if self.command != "HEAD" else set()
+        kept = [(n, v) for n, v in response.getheaders() if n.lower() not in own]
         self._answer(response.status, kept, content)
 
     def forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:

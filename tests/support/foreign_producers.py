@@ -6,7 +6,6 @@ separated by commas.
 """
 
 import shutil
-import subprocess
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,11 +59,8 @@ def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tupl
 def send_by_java(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
     """Send with the Java client of Spark's jars."""
     jars = [jar for jar in ensure_jars().spark if jar.name.startswith("kafka-clients")]
-    jars += [
-        jar
-        for name in ("slf4j-api", "zstd-jni")
-        for jar in (spark_home() / "jars").glob(f"{name}-*.jar")
-    ]
+    for name in ("slf4j-api", "zstd-jni"):
+        jars += (spark_home() / "jars").glob(f"{name}-*.jar")
     class_path = ":".join(map(str, jars))
     command = [require_java(), "-cp", class_path, _PROGRAMS / "Send.java", servers, topic]
     return _by_program(command, records)
@@ -79,21 +75,15 @@ def send_by_sarama(servers: str, topic: str, records: Sequence[Sent]) -> list[tu
 
 
 def send_by_kafkajs(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
-    modules = _ensure_kafkajs() / "node_modules"
-    return _by_program(
-        ["env", f"NODE_PATH={modules}", "node", _PROGRAMS / "send.js", servers, topic], records
-    )
-
-
-def _ensure_kafkajs() -> Path:
     def fill(part: Path) -> None:
         npm = shutil.which("npm")
         assert npm is not None, "expected node and npm on the PATH, found none; install Node.js"
-        options = ["--no-audit", "--no-fund", "--prefix", str(part)]
-        command = [npm, "install", *options, f"kafkajs@{_KAFKAJS}"]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        options = ("--no-audit", "--no-fund", "--prefix", part)
+        output_of(npm, "install", *options, f"kafkajs@{_KAFKAJS}")
 
-    return cached(f"kafkajs-{_KAFKAJS}", 600, fill)
+    modules = cached(f"kafkajs-{_KAFKAJS}", 600, fill) / "node_modules"
+    command = ("env", f"NODE_PATH={modules}", "node", _PROGRAMS / "send.js", servers, topic)
+    return _by_program(command, records)
 
 
 def send_by_librdkafka(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
@@ -118,13 +108,11 @@ def send_by_kafka_python(
     servers: str, topic: str, records: Sequence[Sent]
 ) -> list[tuple[int, int]]:
     producer = new_producer(config.Kafka(bootstrap_servers=servers), compression_type="snappy")
-    sent = [
-        producer.send(
-            topic, r.value, r.key, [(n.decode(), v) for n, v in r.headers], r.partition,
-            r.timestamp_ms,
-        ).get(timeout=30)
-        for r in records
-    ]  # fmt: skip
+    sent = []
+    for r in records:
+        headers = [(name.decode(), value) for name, value in r.headers]
+        future = producer.send(topic, r.value, r.key, headers, r.partition, r.timestamp_ms)
+        sent.append(future.get(timeout=30))
     producer.close()
     return [(metadata.partition, metadata.offset) for metadata in sent]
 

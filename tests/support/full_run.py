@@ -38,9 +38,8 @@ def command(folders: Sequence[str], *arguments: str) -> list[str]:
     python = [sys.executable]
     if added := WHOLE.get(folders[0], ()):
         with_added = [word for name in added for word in ("--with", name)]
-        python = [
-            str(Path(sys.executable).with_name("uv")), "run", "--no-sync", *with_added, "python",
-        ]  # fmt: skip
+        uv = str(Path(sys.executable).with_name("uv"))
+        python = [uv, "run", "--no-sync", *with_added, "python"]
     processes = ("-n", "2", "--dist", "loadfile", "--max-worker-restart", "0")
     parallel = processes if folders == QUICK else ()
     return [*python, "-m", "pytest", *parallel, *arguments, *(f"tests/{name}" for name in folders)]
@@ -70,9 +69,8 @@ def main() -> int:
         print(" ".join(one), flush=True)
         code = subprocess.run(one, cwd=ROOT, env=os.environ | budget).returncode
         # A folder with fewer tests than shards leaves some of them empty.
-        if code != pytest.ExitCode.OK and (
-            code != pytest.ExitCode.NO_TESTS_COLLECTED or count == 1
-        ):
+        is_empty = code == pytest.ExitCode.NO_TESTS_COLLECTED and count > 1
+        if code != pytest.ExitCode.OK and not is_empty:
             failed.append(" ".join(one))
     print("\n".join(["failed:", *failed] if failed else ["passed"]))
     return 1 if failed else 0

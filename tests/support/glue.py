@@ -65,9 +65,7 @@ class Glue:
                 self.held.append({**environ, "wsgi.input": body, "asked": request})
                 return _error(start_response, 500, "InternalServiceException")
             expected = request.get("VersionId")
-            if expected is not None and expected != self._version(
-                request["DatabaseName"], request["TableInput"]["Name"]
-            ):
+            if expected is not None and expected != self._version(request):
                 self.refused += 1
                 return _error(start_response, 400, "ConcurrentModificationException")
             if self.lose > 0:
@@ -82,32 +80,24 @@ class Glue:
             waiting, self.held = self.held, []
             for environ in waiting:
                 request = environ.pop("asked")
-                if request["VersionId"] == self._version(
-                    request["DatabaseName"], request["TableInput"]["Name"]
-                ):
-                    b"".join(
-                        self.app(
-                            {**environ, "wsgi.input": BytesIO(environ["wsgi.input"])},
-                            lambda *_: None,
-                        )
-                    )
+                if request["VersionId"] == self._version(request):
+                    environ["wsgi.input"] = BytesIO(environ["wsgi.input"])
+                    b"".join(self.app(environ, lambda *_: None))
                     self.landed += 1
                 else:
                     self.refused += 1
 
-    def _version(self, database: str, table: str) -> str:
+    def _version(self, update: dict[str, Any]) -> str:
         from moto.backends import get_backend
 
-        entry = get_backend("glue")[_ACCOUNT][REGION].get_table(database, table)
-        return str(entry.as_dict()["VersionId"])
+        glue, table = get_backend("glue")[_ACCOUNT][REGION], update["TableInput"]["Name"]
+        return str(glue.get_table(update["DatabaseName"], table).as_dict()["VersionId"])
 
 
 def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:
     body = json.dumps({"__type": code, "message": "as Glue says it"}).encode()
-    start_response(
-        f"{status} said",
-        [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-errortype", code)],
-    )
+    kind = ("Content-Type", "application/x-amz-json-1.1")
+    start_response(f"{status} said", [kind, ("x-amzn-errortype", code)])
     return [body]
 
 

@@ -1,15 +1,14 @@
 """Programs of Go modules, built once and cached."""
 
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from anabranch.common.temporary import locked
-from anabranch.spark.jars import cache_folder
+from maven import cached
+from programs import output_of
 
 _SECONDS = 1800
 
@@ -34,58 +33,29 @@ PROMTOOL = Tool(
 
 
 def ensure(tool: Tool) -> Path:
-    """Return the executable, built if it is missing. Raises RuntimeError without Go, or if the
+    """Return the executable, built if it is missing. Raises AssertionError without Go, or if the
     build fails.
 
     Builds in the module's folder, since `go install` refuses modules with `replace` directives.
     """
-    folder = cache_folder() / "bin"
-    program = folder / f"{tool.name}-{tool.version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / f"{tool.name}.lock", _SECONDS, lambda: None):
-        if program.exists():
-            return program
-        module = f"{tool.module}@{tool.version}"
-        source = json.loads(_go("mod", "download", "-json", module))["Dir"]
-        part = folder / f"{program.name}.{os.getpid()}"
-        _go("build", "-C", source, "-tags", tool.tags, "-o", str(part), tool.package)
-        part.rename(program)
-        return program
+
+    def fill(part: Path) -> None:
+        source = json.loads(_go("mod", "download", "-json", f"{tool.module}@{tool.version}"))["Dir"]
+        _go("build", "-C", source, "-tags", tool.tags, "-o", part, tool.package)
+
+    return cached(f"{tool.name}-{tool.version}", _SECONDS, fill)
 
 
 def ensure_own(folder: Path) -> Path:
     """Return the executable of a module here, rebuilt after a change. Raises as `ensure` does."""
-    digest = hashlib.sha256(
-        b"".join(
-            file.read_bytes()
-            for file in sorted(folder.iterdir())
-            if file.suffix in (".go", ".mod", ".sum")
-        )
-    )
-    program = cache_folder() / "bin" / f"{folder.name}-{digest.hexdigest()[:16]}"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with locked(program.with_name(f"{folder.name}.lock"), _SECONDS, lambda: None):
-        if not program.exists():
-            part = program.with_name(f"{program.name}.{os.getpid()}")
-            _go("build", "-C", str(folder), "-o", str(part), ".")
-            part.rename(program)
-    return program
+    files = [f for f in sorted(folder.iterdir()) if f.suffix in (".go", ".mod", ".sum")]
+    name = f"{folder.name}-{sha256(b''.join(f.read_bytes() for f in files)).hexdigest()[:16]}"
+    return cached(name, _SECONDS, lambda part: _go("build", "-C", folder, "-o", part, "."))
 
 
-def _go(*arguments: str) -> str:
+def _go(*arguments: object) -> str:
     local = "/usr/local/go/bin/go"
     go = shutil.which("go") or (local if Path(local).exists() else None)
-    if go is None:
-        raise RuntimeError(
-            f"expected Go on the PATH to run `go {' '.join(arguments)}`, found none; install Go "
-            "1.26+"
-        )
+    assert go is not None, "expected Go on the PATH, found none; install Go 1.26+"
     own = os.environ | {"GOFLAGS": "-modcacherw -buildvcs=false", "GOWORK": "off"}
-    command = [go, *arguments]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=_SECONDS)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"expected `go {' '.join(arguments)}` to work, found: "
-            f"{done.stderr[-2000:]}{done.stdout[-500:]}"
-        )
-    return done.stdout
+    return output_of(go, *arguments, env=own, seconds=_SECONDS)

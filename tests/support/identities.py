@@ -2,7 +2,6 @@
 them: a token server, a Kerberos KDC, and AWS's signatures. Tokens and tickets live `SECONDS`."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kerberos import SERVICE, USER, Realm, gssapi_folder, running_kdc
+from programs import output_of
 from secure_broker import ACCESS_KEY, SecureBroker, running_secure_broker
+from servers import free_ports
+from soak.interference import replace_file
 from token_server import AUDIENCE, CLIENT, SCOPE, SECRET, TokenServer, running_token_server
 
-from anabranch.dev.services.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST
 from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 
@@ -42,17 +44,9 @@ class AwsKeys:
         """Replace the temporary keys; the broker accepts only the new ones."""
         self.number += 1
         secret, token = f"secret-{self.number}", f"token-{self.number}"
-        part = self.folder / "part"
-        for file, text in (
-            (self.accepted, f"{ACCESS_KEY} {secret} {token}\n"),
-            (
-                self.shared,
-                f"[{PROFILE}]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {secret}\n"
-                f"aws_session_token = {token}\n",
-            ),
-        ):
-            part.write_text(text)
-            part.rename(file)
+        replace_file(self.accepted, f"{ACCESS_KEY} {secret} {token}\n")
+        keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {secret}\n"
+        replace_file(self.shared, f"[{PROFILE}]\n{keys}aws_session_token = {token}\n")
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,7 @@ class Identities:
 
 def _compiled(source: Path, into: Path) -> Path:
     jars = os.pathsep.join(map(str, ensure_jars().broker))
-    command = [str(require_java().with_name("javac")), "-d", str(into), "-cp", jars, str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    output_of(require_java().with_name("javac"), "-d", into, "-cp", jars, source, seconds=120)
     return into
 
 
@@ -91,20 +84,18 @@ def running_identities(folder: Path) -> Iterator[Identities]:
     keys = AwsKeys(folder)
     folder.mkdir(parents=True, exist_ok=True)
     keys.renew()
-    oauth = free_port()
-    kerberos = free_port(oauth)
-    msk = free_port(oauth, kerberos)
+    ports = free_ports(3)
     classes = _compiled(Path(__file__).with_name("MskIam.java"), folder / "classes")
     with (
         running_token_server(folder / "tokens", SECONDS) as tokens,
         running_kdc(folder / "kdc", SECONDS) as realm,
         running_secure_broker(
             folder / "broker",
-            _properties(tokens, realm, oauth, kerberos, msk),
+            _properties(tokens, realm, *ports),
             [classes],
             f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={tokens.jwks.as_uri()} "
             f"-Djava.security.krb5.conf={realm.conf} -Dmsk.iam.keys={keys.accepted}",
-            _sections(tokens, realm, oauth, kerberos, msk),
+            _sections(tokens, realm, *ports),
         ) as broker,
     ):
         yield Identities(broker, tokens, realm, keys)

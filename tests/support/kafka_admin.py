@@ -15,18 +15,20 @@ from kafka.admin import (
     ResourceType,
 )
 
+Servers = str | Sequence[str]
 
-def admin_of(servers: str | Sequence[str]) -> closing[Any]:
+
+def admin_of(servers: Servers) -> closing[Any]:
     """Return the client, for a `with`."""
     return closing(KafkaAdminClient(bootstrap_servers=servers))
 
 
-def set_topic(servers: str | Sequence[str], topic: str, **settings: str) -> None:
+def set_topic(servers: Servers, topic: str, **settings: str) -> None:
     with admin_of(servers) as admin:
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=settings)])
 
 
-def compact_soon(servers: str | Sequence[str], *nodes: int) -> None:
+def compact_soon(servers: Servers, *nodes: int) -> None:
     """Make brokers check for logs to compact every 0.5 s instead of every 15 s."""
     soon = {"log.cleaner.backoff.ms": "500"}
     with admin_of(servers) as admin:
@@ -36,11 +38,7 @@ def compact_soon(servers: str | Sequence[str], *nodes: int) -> None:
 
 
 def grant(
-    servers: str | Sequence[str],
-    users: Iterable[str],
-    kind: ResourceType,
-    name: str,
-    *operations: ACLOperation,
+    servers: Servers, users: Iterable[str], kind: ResourceType, name: str, *operations: ACLOperation
 ) -> None:
     """Grant users these operations."""
     of, allow = ResourcePattern(kind, name), ACLPermissionType.ALLOW
@@ -49,9 +47,7 @@ def grant(
         admin.create_acls(acls)
 
 
-def grant_reading(
-    servers: str | Sequence[str], users: Iterable[str], topic: str, group: str
-) -> None:
+def grant_reading(servers: Servers, users: Iterable[str], topic: str, group: str) -> None:
     """Grant what docs/how-to/deploy/services.md says that a stream needs."""
     users, read = [*users], ACLOperation.READ
     of_topic = (read, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)

@@ -6,21 +6,23 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kafka_admin
+import psutil
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 from kafka_tools import write_scripts
 from programs import output_of
+from servers import free_ports
 from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker
 from anabranch.dev.services.processes import (
     HOST,
     Daemon,
-    free_port,
     properties_text,
     stop_all,
     write_private,
@@ -56,15 +58,10 @@ class KafkaCluster:
     @property
     def section(self) -> dict[str, Any]:
         """The `kafka` section of a configuration, for the user with ACLs."""
-        return {
-            "bootstrap_servers": ",".join(f"{HOST}:{ports.sasl}" for ports in self.ports.values()),
-            "security": {
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": "PLAIN",
-                "sasl.username": USER,
-                "sasl.password": PASSWORD,
-            },
-        }
+        servers = ",".join(f"{HOST}:{ports.sasl}" for ports in self.ports.values())
+        plain = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+        security = plain | {"sasl.username": USER, "sasl.password": PASSWORD}
+        return {"bootstrap_servers": servers, "security": security}
 
     def admin(self) -> closing[Any]:
         return kafka_admin.admin_of(self.super_servers.split(","))
@@ -73,16 +70,12 @@ class KafkaCluster:
         kafka_admin.grant_reading(self.super_servers.split(","), [USER], topic, group)
 
     def create(
-        self,
-        topic: str,
-        partitions: int,
-        configs: Mapping[str, str],
-        replicas: Sequence[int] | None = None,
+        self, topic: str, partitions: int, configs: Mapping[str, str], replicas: Sequence[int] = ()
     ) -> None:
         """Create a topic, and wait until each partition has a leader. With `replicas`, all
         partitions are on these nodes, and the first is the preferred leader."""
         wanted: dict[str, Any] = {"configs": dict(configs)}
-        if replicas is None:
+        if not replicas:
             wanted["num_partitions"] = partitions
         else:
             wanted["assignments"] = {p: list(replicas) for p in range(partitions)}
@@ -128,41 +121,37 @@ class KafkaCluster:
 
     def sent_bytes(self, node: int) -> int:
         """Return the bytes that a node has written to files and connections since its start."""
+        return int(self._process(node).io_counters().write_chars)
+
+    def _process(self, node: int) -> psutil.Process:
         process = self._daemon(node).process()
         assert process is not None, f"node {node} is not running"
-        return int(process.io_counters().write_chars)
+        return process
 
-    def start(self, node: int) -> None:
-        """Start a node, and wait until it answers."""
-        daemon, ports = self._daemon(node), self.ports[node]
-        process = daemon.start(
-            [*self._jvm(node), "kafka.Kafka", str(self._properties(node))],
-            ports.plain,
-            _java_path(),
-        )
-        daemon.await_answer(
-            process, lambda: kafka_broker.answers(ports.plain), kafka_broker.READY_SECONDS
-        )
+    def start(self, *nodes: int) -> None:
+        """Start nodes, and wait until they answer: a quorum answers only once two nodes run."""
+        started = {}
+        for node in nodes:
+            command = [*self._jvm(node), "kafka.Kafka", str(self._properties(node))]
+            started[node] = self._daemon(node).start(command, self.ports[node].plain, _java_path())
+        for node, process in started.items():
+            answers = partial(kafka_broker.answers, self.ports[node].plain)
+            self._daemon(node).await_answer(process, answers, kafka_broker.READY_SECONDS)
 
     def start_all(self) -> None:
         """Start every node that does not run, also a lost one."""
         self.gone.clear()
-        for node in self.ports:
-            if self._daemon(node).process() is None:
-                self.start(node)
+        self.start(*(node for node in self.ports if self._daemon(node).process() is None))
 
     def kill(self, node: int) -> None:
         """Send SIGKILL, and wait for the end."""
-        process = self._daemon(node).process()
-        assert process is not None, f"node {node} is not running"
+        process = self._process(node)
         process.kill()
         stop_all([process], 30)
 
     def stop(self, node: int) -> None:
         """Shut a node down in a controlled way: its leaderships move first."""
-        process = self._daemon(node).process()
-        assert process is not None, f"node {node} is not running"
-        stop_all([process], 60)
+        stop_all([self._process(node)], 60)
 
     def lose(self, node: int) -> None:
         """Kill a node that stays down until `start_all`."""
@@ -185,10 +174,9 @@ class KafkaCluster:
         """Wait until each partition has a leader and at least `nodes` replicas in sync."""
 
         def is_in_sync() -> bool:
-            partitions = self.partitions(topic)
-            return bool(partitions) and all(
-                p["leader_id"] >= 0 and len(p["isr_nodes"]) >= nodes for p in partitions
-            )
+            found = self.partitions(topic)
+            ready = [p["leader_id"] >= 0 and len(p["isr_nodes"]) >= nodes for p in found]
+            return bool(ready) and all(ready)
 
         wait_for(is_in_sync, f"{nodes} replicas in sync", 90, 0.3)
 
@@ -203,11 +191,9 @@ class KafkaCluster:
             (home / "run").mkdir(parents=True)
             (home / "data").mkdir()
             write_private(self._properties(node), properties_text(self._settings(node)))
-            tool = [
-                "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c",
-                str(self._properties(node)),
-            ]  # fmt: skip
-            output_of(*self._jvm(node), *tool, env=_java_path(), seconds=60)
+            tool = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c")
+            command = (*self._jvm(node), *tool, self._properties(node))
+            output_of(*command, env=_java_path(), seconds=60)
 
     def _settings(self, node: int) -> dict[str, object]:
         ports = self.ports[node]
@@ -239,12 +225,8 @@ class KafkaCluster:
             "transaction.state.log.replication.factor": 3,
             "transaction.state.log.min.isr": 2,
         }
-        return {
-            **kafka_broker.broker_properties(
-                ports.plain, ports.controller, self.folder / str(node) / "data"
-            ),
-            **own,
-        }
+        data = self.folder / str(node) / "data"
+        return {**kafka_broker.broker_properties(ports.plain, ports.controller, data), **own}
 
     def _properties(self, node: int) -> Path:
         return self.folder / str(node) / "run" / "kafka.properties"
@@ -255,10 +237,9 @@ class KafkaCluster:
     def _jvm(self, node: int) -> list[str]:
         java = str(require_java())
         logs = f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}"
-        return [
-            java, "-Xmx320m", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true",
-            self._daemon(node).marker(self.ports[node].plain), logs,
-        ]  # fmt: skip
+        marker = self._daemon(node).marker(self.ports[node].plain)
+        small = ("-Xmx320m", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+        return [java, *small, marker, logs]
 
 
 def rack(node: int) -> str:
@@ -273,25 +254,12 @@ def _java_path() -> dict[str, str]:
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[KafkaCluster]:
     """Run three new brokers within a `with`."""
-    taken: list[int] = []
-    for _ in range(3 * len(NODES)):
-        taken.append(free_port(*taken))
+    taken = free_ports(3 * len(NODES))
     ports = {node: Ports(*taken[3 * i : 3 * i + 3]) for i, node in enumerate(NODES)}
     cluster = KafkaCluster(folder, ports)
     cluster.format()
     try:
-        daemons = []
-        # Start all before waiting: a quorum answers only once two nodes run.
-        for node in NODES:
-            daemon = cluster._daemon(node)
-            command = [*cluster._jvm(node), "kafka.Kafka", str(cluster._properties(node))]
-            daemons.append(
-                (daemon, daemon.start(command, ports[node].plain, _java_path()), ports[node].plain)
-            )
-        for daemon, process, port in daemons:
-            daemon.await_answer(
-                process, lambda port=port: kafka_broker.answers(port), kafka_broker.READY_SECONDS
-            )  # type: ignore[misc]
+        cluster.start(*NODES)
         yield cluster
     finally:
         cluster.close()

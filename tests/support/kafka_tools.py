@@ -2,17 +2,13 @@
 
 from pathlib import Path
 
-from maven import retrieve
+from maven import cached, retrieve
 
-from anabranch.common.temporary import locked
-from anabranch.spark.jars import cache_folder, ensure_jars
+from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 
 # Its dependencies are among the broker's jars.
-_IVY = """<ivy-module version="2.0"><info organisation="tests" module="kafka-tools"/>
-<configurations><conf name="default"/></configurations><dependencies>
-<dependency org="org.apache.kafka" name="kafka-tools" rev="{version}" conf="default->master" transitive="false"/>
-</dependencies></ivy-module>"""
+_JAR = """<dependency org="org.apache.kafka" name="kafka-tools" rev="{version}" conf="default->master" transitive="false"/>"""
 _CLASSES = {
     "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
@@ -25,12 +21,11 @@ def write_scripts(folder: Path) -> None:
     """Write the tools' scripts into a folder. A jar that the broker lacks is downloaded once."""
     broker = ensure_jars().broker
     [version] = [jar.stem.partition("-")[2] for jar in broker if jar.stem.startswith("kafka_2.13-")]
-    home = cache_folder() / "bin" / f"kafka-tools-{version}"
-    jar = home / f"kafka-tools-{version}.jar"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with locked(home.parent / "kafka-tools.lock", 900, lambda: None):
-        if not jar.exists():
-            retrieve(_IVY.format(version=version), home, "[artifact]-[revision].[ext]")
+
+    def fill(part: Path) -> None:
+        retrieve(_JAR.format(version=version), part, "[artifact]-[revision].[ext]")
+
+    jar = cached(f"kafka-tools-{version}", 900, fill) / f"kafka-tools-{version}.jar"
     class_path = ":".join(map(str, (jar, *broker)))
     for name, main in _CLASSES.items():
         java = f"{require_java()} -XX:TieredStopAtLevel=1 -cp {class_path} {main}"

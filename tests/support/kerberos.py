@@ -95,12 +95,8 @@ def running_kdc(folder: Path, seconds: int) -> Iterator[Realm]:
     realm.conf.write_text(_KRB5.format(**words))
     (folder / "kdc.conf").write_text(_KDC.format(**words))
     (folder / "acl").touch()
-    given = {
-        "KRB5_CONFIG": str(realm.conf),
-        "KRB5_KDC_PROFILE": str(folder / "kdc.conf"),
-        "PATH": f"{os.environ['PATH']}:/usr/sbin",
-    }
-
+    given = {"KRB5_CONFIG": str(realm.conf), "KRB5_KDC_PROFILE": str(folder / "kdc.conf")}
+    given["PATH"] = f"{os.environ['PATH']}:/usr/sbin"
     ask = partial(programs.output_of, env=os.environ | given, seconds=60)
     ask("kdb5_util", "create", "-s", "-r", REALM, "-P", "master-of-the-test")
     for principal, keytab in ((SERVICE, realm.service_keytab), (USER, realm.keytab)):

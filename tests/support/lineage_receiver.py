@@ -76,15 +76,11 @@ class LineageReceiver:
     is strict, it also accepts events of other producers with unknown facets."""
 
     def __init__(self, is_strict: bool = True) -> None:
-        self._is_strict = is_strict
-        self.events: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.problems: list[str] = []
-        self.asked = 0
-        self.status = 201
+        self._is_strict, self.url, self.asked, self.status = is_strict, "", 0, 201
+        self.events, self.headers = list[dict[str, Any]](), list[dict[str, str]]()
+        self.problems = list[str]()
         self.go_on = threading.Event()
         self.go_on.set()
-        self.url = ""
 
     def hang(self) -> None:
         self.go_on.clear()

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from programs import ROOT, output_of
+
 TESTS = ("tests/unit", "tests/model", "tests/integration")
 
 
@@ -112,10 +113,7 @@ MUTATIONS = (
 
 def copied(folder: Path) -> None:
     """Copy the files that git does not ignore, and link the environment."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    listed = output_of("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -125,27 +123,15 @@ def copied(folder: Path) -> None:
 
 def failing(folder: Path, *tests: str) -> list[str]:
     """Run tests, and return the failing ones, three at most."""
-    processes = (
-        []
-        if len(tests) < len(TESTS)
-        else [
-            "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0",
-        ]
-    )  # fmt: skip
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p",
-            "no:cacheprovider", "-m", "not full", "--maxfail=3", *processes, *tests,
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "--maxfail=3"]
+    command += ["-p", "no:cacheprovider", "-m", "not full"]
+    if tests == TESTS:
+        command += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+        command += ["--max-worker-restart", "0"]
+    done = subprocess.run([*command, *tests], cwd=folder, capture_output=True, text=True)
     if done.returncode not in (0, 1, 2):
-        raise SystemExit(
-            "pytest: expected exit code 0 or 1, found "
-            f"{done.returncode}\n{done.stdout}{done.stderr}"
-        )
+        found = f"{done.returncode}\n{done.stdout}{done.stderr}"
+        raise SystemExit(f"pytest: expected exit code 0 or 1, found {found}")
     return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
 
 
@@ -157,10 +143,8 @@ def caught_by(mutation: Mutation, whole: bool) -> list[str]:
         file = folder / mutation.file
         text = file.read_text("utf-8")
         if text.count(mutation.right) != 1:
-            raise SystemExit(
-                f"{mutation.file}: expected once {mutation.right!r}, found it "
-                f"{text.count(mutation.right)} times"
-            )
+            found = f"found it {text.count(mutation.right)} times"
+            raise SystemExit(f"{mutation.file}: expected once {mutation.right!r}, {found}")
         file.write_text(text.replace(mutation.right, mutation.wrong), "utf-8")
         return (failing(folder, *mutation.nearest) if not whole else []) or failing(folder, *TESTS)
 
@@ -176,11 +160,8 @@ def main() -> int:
             continue
         began = time.monotonic()
         tests = caught_by(mutation, given.whole)
-        said = ", ".join(tests) if tests else "NOT CAUGHT"
-        print(
-            f"{mutation.name} ({mutation.file}): {said} ({time.monotonic() - began:.0f} s)",
-            flush=True,
-        )
+        said = f"{', '.join(tests) or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)"
+        print(f"{mutation.name} ({mutation.file}): {said}", flush=True)
         missed += [] if tests else [mutation.name]
     return 1 if missed else 0
 

@@ -24,10 +24,8 @@ def consumer(one: World, own: Path) -> Iterator[None]:
     """Run the page's consumer into its own database, and kill it at the end of the `with`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
-    code = (
-        f"import sqlite3, sys\n{code_of_page('## Python')}\nfollow(sys.argv[1], "
-        "sqlite3.connect(sys.argv[2]))"
-    )
+    follow = "follow(sys.argv[1], sqlite3.connect(sys.argv[2]))"
+    code = f"import sqlite3, sys\n{code_of_page('## Python')}\n{follow}"
     command = [sys.executable, "-c", code, one.name, str(own)]
     process = subprocess.Popen(command, env=environment)
     try:
@@ -44,12 +42,9 @@ def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int
         return [], []
     with closing(sqlite3.connect(own, timeout=30)) as connection:
         try:
-            hours = connection.execute(
-                "SELECT hour, revision, served FROM hours ORDER BY hour"
-            ).fetchall()
-            return hours, sorted(
-                connection.execute("SELECT partition, offset, event_id FROM events").fetchall()
-            )
+            hours = connection.execute("SELECT hour, revision, served FROM hours ORDER BY hour")
+            events = connection.execute("SELECT partition, offset, event_id FROM events")
+            return hours.fetchall(), sorted(events.fetchall())
         except sqlite3.OperationalError:
             return [], []
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,13 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        log = (self.folder / "postgres.log").open("ab")
         command = [f"{self.binaries}/postgres", "-D", f"{self.folder}/data", "-p", str(self.port)]
         command += ["-c", f"listen_addresses={HOST}"]
         command += ["-c", f"unix_socket_directories={self.folder}"]
         command += ["-c", f"fsync={'on' if self.fsync else 'off'}"]
-        with log:
-            self.process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                user=self.owner,
-            )  # fmt: skip
+        with (self.folder / "postgres.log").open("ab") as log:
+            how: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(command, cwd=self.folder, user=self.owner, **how)
         wait_for(self._answers, "PostgreSQL to answer", 60)
 
     def _answers(self) -> bool:
@@ -86,22 +83,17 @@ class Postgres:
             self.process = None
 
     def connect(self, database: str = DATABASE) -> Any:
-        connection = psycopg2.connect(
-            host=HOST, port=self.port, user=USER, password=PASSWORD, dbname=database
-        )
+        by = {"user": USER, "password": PASSWORD, "dbname": database}
+        connection = psycopg2.connect(host=HOST, port=self.port, **by)
         connection.autocommit = True
         return connection
 
     def execute(
         self, sql: str, database: str = DATABASE, values: Sequence[Any] = ()
     ) -> list[tuple[Any, ...]]:
-        connection = self.connect(database)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql, values or None)
-                return list(cursor.fetchall()) if cursor.description else []
-        finally:
-            connection.close()
+        with closing(self.connect(database)) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, values or None)
+            return list(cursor.fetchall()) if cursor.description else []
 
     def guard_commits(self, spark: bool) -> None:
         """Make commits of Spark's staging (else of PyIceberg's publishes) wait in `holding_commits`: a
@@ -124,21 +116,15 @@ class Postgres:
     @contextmanager
     def holding_commits(self) -> Iterator[None]:
         """Make guarded commits wait, within COMMIT, until the end of the `with`."""
-        holder = self.connect()
-        try:
+        with closing(self.connect()) as holder:
             with holder.cursor() as cursor:
                 cursor.execute(f"SELECT pg_advisory_lock({_GATE})")
             yield
-        finally:
-            holder.close()
 
     def waiting_commits(self) -> int:
         """Return the number of commits that wait at the gate now."""
-        sql = (
-            f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND "
-            "NOT granted"
-        )
-        return int(self.execute(sql)[0][0])
+        locks = f"pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND NOT granted"
+        return int(self.execute(f"SELECT count(*) FROM {locks}")[0][0])
 
     def waiting_updates(self) -> int:
         """Return the number of updates that wait for another transaction to end."""

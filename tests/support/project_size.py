@@ -38,10 +38,8 @@ def text(name: str) -> str:
 
 def commands(group: click.Group) -> int:
     """Return the number of commands, those of nested groups included."""
-    children = [
-        group.get_command(click.Context(group), n)
-        for n in group.list_commands(click.Context(group))
-    ]
+    context = click.Context(group)
+    children = [group.get_command(context, name) for name in group.list_commands(context)]
     return sum(commands(one) if isinstance(one, click.Group) else 1 for one in children)
 
 

@@ -27,11 +27,9 @@ def sources(tables: Mapping[str, Table], as_of: str | None = None) -> dict[str, 
     """Return the sources of `open_query` for tables, each taken from the mapping by its source."""
 
     def rows(name: str) -> SelectedRows:
-        table = tables[name]
-        return SelectedRows(
-            name,
-            table,
-            lambda: Selected(find_snapshot(table, as_of) if as_of is not None else None),
-        )
+        def select() -> Selected:
+            return Selected(find_snapshot(tables[name], as_of) if as_of is not None else None)
+
+        return SelectedRows(name, tables[name], select)
 
     return {name: partial(rows, name) for name in tables}

@@ -57,12 +57,8 @@ def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
     text = PAGE.read_text("utf-8").replace("games.game_events", one.job.stream.table)
     text = text.replace('open("game_events")', f'open("{one.name}")').replace(DAY, day)
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
-    blocks = zip(
-        parts[1::2],
-        (re.findall(r"^```\w+\n(.*?)^```", body, re.M | re.S) for body in parts[2::2]),
-        strict=True,
-    )
-    return {title: found for title, found in blocks if found}
+    found = [re.findall(r"^```\w+\n(.*?)^```", body, re.M | re.S) for body in parts[2::2]]
+    return {title: of for title, of in zip(parts[1::2], found, strict=True) if of}
 
 
 def _send(world: World, day: str) -> None:
@@ -84,11 +80,7 @@ def run_python(one: World, sections: dict[str, list[str]]) -> dict[str, list[lis
     properties = catalog_properties(one.job.environment)
     properties = {k: v for k, v in properties.items() if k != "py-io-impl"}
     (one.folder / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {"lake": properties}}))
-    environment = os.environ | {
-        "PYICEBERG_HOME": str(one.folder),
-        "ANABRANCH_CONF": str(one.folder),
-    }
+    names = ("PYICEBERG_HOME", "ANABRANCH_CONF")
+    environment = os.environ | dict.fromkeys(names, str(one.folder))
     given = json.dumps(sections)
-    printed = output_of(sys.executable, "-c", RUN, input=given, env=environment)
-    answers: dict[str, list[list[list[Any]]]] = json.loads(printed)
-    return answers
+    return dict(json.loads(output_of(sys.executable, "-c", RUN, input=given, env=environment)))

@@ -104,11 +104,8 @@ class Start:
         self._read += len(whole)
         lines = whole.decode("utf-8", "replace").splitlines()
         matches = map(_PUBLISHED.search, lines)
-        self._found += [
-            MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3]))
-            for m in matches
-            if m is not None
-        ]
+        found = [(m[1], m[2].split(", "), m[3]) for m in matches if m is not None]
+        self._found += [MicroBatch(int(n), tuple(of), float(took)) for n, of, took in found]
         return self._found
 
 
@@ -216,10 +213,8 @@ class RealHours:
             nonlocal due
             if time.monotonic() >= due:
                 seen, due = self.look(), time.monotonic() + _LOOK_EVERY_SECONDS
-                show(
-                    f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, "
-                    f"{seen.files} files"
-                )
+                at = f"micro-batch {seen.micro_batches} of start {seen.start}"
+                show(f"hour {seen.hour}, {at}, {seen.files} files")
             return True if condition() else None
 
         with self.space.story.awaiting(what) as show:
@@ -227,11 +222,8 @@ class RealHours:
 
     def until_in(self, hour: str, share: float, of: int) -> None:
         """Wait until the speed layer has published a share of the `of` micro-batches of an hour."""
-        self.until(
-            lambda: len(self.micro_batches(hour)) >= share * of,
-            f"{share:.0%} of hour {hour}",
-            self.speed,
-        )
+        wanted, what = share * of, f"{share:.0%} of hour {hour}"
+        self.until(lambda: len(self.micro_batches(hour)) >= wanted, what, self.speed)
 
     def until_behind(self, hour: str) -> None:
         """Wait until the speed layer publishes only hours after this one."""
@@ -248,9 +240,8 @@ class RealHours:
         before = len(self.micro_batches())
         running = self.space.start(*arguments, log=f"{arguments[0]}-{len(self.looks)}")
         self.space.story.command(arguments)
-        self.until(
-            lambda: running.code is not None, f"anabranch {' '.join(arguments)} to end", self.speed
-        )
+        what = f"anabranch {' '.join(arguments)} to end"
+        self.until(lambda: running.code is not None, what, self.speed)
         log = "\n".join(running.log_lines())
         assert running.code == 0, log[-4000:]
         # The hazard: heads moved while the command ran.
@@ -275,11 +266,8 @@ class RealHours:
         for line in comparison.sentences():
             self.space.story.say(line)
         assert comparison.is_exact, comparison.sentences()
-        assert (
-            comparison.acknowledged
-            == len(self.acks)
-            == comparison.rows + comparison.dead + comparison.duplicate
-        )
+        counted = comparison.rows + comparison.dead + comparison.duplicate
+        assert comparison.acknowledged == len(self.acks) == counted
         self.space.run("audit", STREAM)
 
     def windows(self, hour: str, length: int) -> list[Window]:
@@ -328,12 +316,12 @@ class RealHours:
     def report_looks(self, hour: str) -> None:
         """Print the maxima that readers would have found in an hour."""
         looks = [x for x in self.looks if x.hour == hour]
-        self.space.story.say(
-            f"hour {hour}: {len(self.micro_batches(hour))} micro-batches; in {len(looks)} looks "
-            f"at most {max(x.files for x in looks)} files of it, "
-            f"{max(x.manifests for x in looks)} manifests and "
-            f"{max(x.metadata_bytes for x in looks) // 1000} KB of metadata"
-        )
+        count = len(self.micro_batches(hour))
+        kilobytes = max(x.metadata_bytes for x in looks) // 1000
+        files, manifests = max(x.files for x in looks), max(x.manifests for x in looks)
+        most = f"{files} files of it, {manifests} manifests and {kilobytes} KB of metadata"
+        say = self.space.story.say
+        say(f"hour {hour}: {count} micro-batches; in {len(looks)} looks at most {most}")
 
 
 def _cpu(running: Running) -> dict[str, float]:

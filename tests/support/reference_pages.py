@@ -104,19 +104,12 @@ def _section(context: click.Context) -> str:
         parts.append(help_text)
     if isinstance(command, click.Group):
         if isinstance(command, Commands):
-            parts.append(
-                "\n".join(
-                    f"- {title}: " + ", ".join(f"`{name}`" for name in names)
-                    for title, names in command.sections.items()
-                )
-            )
+            listed = {t: ", ".join(f"`{n}`" for n in of) for t, of in command.sections.items()}
+            parts.append("\n".join(f"- {title}: {names}" for title, names in listed.items()))
         else:
-            shown = [
-                (name, child.get_short_help_str(limit=1000))
-                for name, child in sorted(command.commands.items())
-                if not child.hidden
-            ]
-            parts.append(_table("command", shown))
+            shown = [(n, of) for n, of in sorted(command.commands.items()) if not of.hidden]
+            rows = [(name, child.get_short_help_str(limit=1000)) for name, child in shown]
+            parts.append(_table("command", rows))
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -148,11 +141,8 @@ def _paragraphs(value: str | None) -> str:
         if paragraph.strip().startswith("\b"):
             shown.append("```\n" + paragraph.replace("\b", "").strip("\n") + "\n```")
         elif paragraph.strip():
-            shown.append(
-                textwrap.fill(
-                    " ".join(paragraph.split()), 120, break_long_words=False, break_on_hyphens=False
-                )
-            )
+            whole = {"break_long_words": False, "break_on_hyphens": False}
+            shown.append(textwrap.fill(" ".join(paragraph.split()), 120, **whole))
     return "\n\n".join(shown)
 
 
@@ -173,9 +163,8 @@ def generate(context: click.Context, check: bool, out: Path) -> None:
             click.echo(f"wrote {page}")
         elif not page.is_file() or page.read_text("utf-8") != expected:
             stale = True
-            click.echo(
-                f"{page}: expected what the code says, found otherwise (run: make docs)", err=True
-            )
+            found = "expected what the code says, found otherwise (run: make docs)"
+            click.echo(f"{page}: {found}", err=True)
     if stale:
         context.exit(1)
 

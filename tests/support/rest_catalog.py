@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
 from maven import cached, retrieve
-from servers import serving
+from servers import answering, serving
 
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import differences, ensure_jars
@@ -18,26 +17,20 @@ from anabranch.spark.java import require_java, spark_home
 VERSION = "1.11.0"  # the newest whose server is on every mirror; the clients are 1.12
 _SUMS = Path(__file__).with_name("rest_catalog.sha256")
 _JETTY = "12.1.14"
-_IVY = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
-  <info organisation="anabranch" module="tests-rest-catalog"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies defaultconf="default->default">
-    <dependency org="org.apache.iceberg" name="iceberg-open-api" rev="{VERSION}" transitive="false">
-      <artifact name="iceberg-open-api" type="jar" ext="jar" m:classifier="test-fixtures"/>
-    </dependency>
-    <dependency org="org.apache.iceberg" name="iceberg-core" rev="{VERSION}">
-      <artifact name="iceberg-core" type="jar" ext="jar"/>
-      <artifact name="iceberg-core" type="jar" ext="jar" m:classifier="tests"/>
-    </dependency>
-    <dependency org="org.apache.iceberg" name="iceberg-aws" rev="{VERSION}" transitive="false"/>
-    <dependency org="org.apache.iceberg" name="iceberg-aws-bundle" rev="{VERSION}" transitive="false"/>
-    <dependency org="dev.failsafe" name="failsafe" rev="3.3.2" transitive="false"/>
-    <dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{_JETTY}"/>
-    <dependency org="org.eclipse.jetty.compression" name="jetty-compression-server" rev="{_JETTY}"/>
-    <dependency org="org.eclipse.jetty.compression" name="jetty-compression-gzip" rev="{_JETTY}"/>
-  </dependencies>
-</ivy-module>
-"""
+_DEPENDENCIES = f"""
+<dependency org="org.apache.iceberg" name="iceberg-open-api" rev="{VERSION}" transitive="false">
+  <artifact name="iceberg-open-api" type="jar" ext="jar" m:classifier="test-fixtures"/>
+</dependency>
+<dependency org="org.apache.iceberg" name="iceberg-core" rev="{VERSION}">
+  <artifact name="iceberg-core" type="jar" ext="jar"/>
+  <artifact name="iceberg-core" type="jar" ext="jar" m:classifier="tests"/>
+</dependency>
+<dependency org="org.apache.iceberg" name="iceberg-aws" rev="{VERSION}" transitive="false"/>
+<dependency org="org.apache.iceberg" name="iceberg-aws-bundle" rev="{VERSION}" transitive="false"/>
+<dependency org="dev.failsafe" name="failsafe" rev="3.3.2" transitive="false"/>
+<dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{_JETTY}"/>
+<dependency org="org.eclipse.jetty.compression" name="jetty-compression-server" rev="{_JETTY}"/>
+<dependency org="org.eclipse.jetty.compression" name="jetty-compression-gzip" rev="{_JETTY}"/>"""
 _READY_SECONDS = 120.0
 
 
@@ -45,7 +38,7 @@ def ensure_server() -> Path:
     """Return the folder of the server's jars, loaded once and compared by rest_catalog.sha256."""
 
     def fill(part: Path) -> None:
-        retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
+        retrieve(_DEPENDENCIES, part, "[artifact]-[revision](-[classifier]).[ext]")
         wrong = differences(_expected(), sums_of(part))
         assert not wrong, f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
 
@@ -59,10 +52,8 @@ def _expected() -> dict[str, str]:
 
 def sums_of(folder: Path) -> dict[str, str]:
     """Return `{"avro-1.12.1.jar": sha256}` of a folder, as rest_catalog.sha256 has it."""
-    return {
-        jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()
-        for jar in sorted(folder.glob("*.jar"))
-    }
+    jars = sorted(folder.glob("*.jar"))
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in jars}
 
 
 @dataclass
@@ -91,19 +82,14 @@ def running_rest_catalog(
         "WAREHOUSE": warehouse,
     }
     if s3_endpoint is not None:
-        properties |= {
-            "IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO",
-            "CLIENT_REGION": "us-east-1",
-            "S3_ENDPOINT": s3_endpoint,
-            "S3_PATH__STYLE__ACCESS": "true",
-        }
+        properties |= {"IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO"}
+        properties |= {"S3_ENDPOINT": s3_endpoint, "S3_PATH__STYLE__ACCESS": "true"}
+        properties |= {"CLIENT_REGION": "us-east-1"}
     command = [str(require_java()), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
     command += ["-cp", os.pathsep.join(map(str, mine)), "org.apache.iceberg.rest.RESTCatalogServer"]
     url = f"http://{HOST}:{port}"
 
-    def answers() -> bool:
-        return requests.get(f"{url}/v1/config", timeout=5).status_code == 200
-
     environment = {f"CATALOG_{key}": value for key, value in properties.items()}
-    with serving(command, folder / "rest.log", answers, _READY_SECONDS, environment) as process:
+    log, answers = folder / "rest.log", answering(f"{url}/v1/config")
+    with serving(command, log, answers, _READY_SECONDS, environment) as process:
         yield RestCatalog(url, process.pid)

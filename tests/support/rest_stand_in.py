@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +54,9 @@ class Rest:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        path = environ["PATH_INFO"].strip("/").split("/")
         with self._lock:
-            status, answer = self._answer(
-                environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body
-            )
+            status, answer = self._answer(environ["REQUEST_METHOD"], path, body)
         start_response(f"{status} said", [("Content-Type", "application/json")])
         return [answer if isinstance(answer, bytes) else json.dumps(answer).encode()]
 
@@ -94,19 +92,15 @@ class Rest:
 
     def _loaded(self, table: Table) -> dict[str, Any]:
         metadata = json.loads(table.metadata.model_dump_json(by_alias=True, exclude_none=True))
-        return {
-            "metadata-location": table.metadata_location,
-            "metadata": metadata,
-            "config": self.config,
-        }
+        at = {"metadata-location": table.metadata_location}
+        return at | {"metadata": metadata, "config": self.config}
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
         request = CommitTableRequest.model_validate_json(body)
         table = self.tables.load_table(name)
+        updates = [_lenient(table, update) for update in request.updates]
         try:
-            done = self.tables.commit_table(
-                table, request.requirements, [*map(partial(_lenient, table), request.updates)]
-            )
+            done = self.tables.commit_table(table, request.requirements, updates)
         except CommitFailedException as error:
             return 409, _error(409, "CommitFailedException", error)
         except ValueError as error:

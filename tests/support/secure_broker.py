@@ -12,9 +12,10 @@ import kafka_admin
 import trustme
 from cryptography.hazmat.primitives import serialization
 from kafka.admin import ACLOperation, ResourceType
+from servers import free_ports
 
 from anabranch.dev.services import kafka_broker
-from anabranch.dev.services.processes import HOST, Daemon, free_port, stop_all
+from anabranch.dev.services.processes import HOST, Daemon, stop_all
 from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 
@@ -50,10 +51,8 @@ class SecureBroker:
             properties = {"security.protocol": "SSL", "ssl.keystore.location": str(self.client)}
             return {"bootstrap_servers": self.tls, "security": common | properties}
         mechanism = {"scram": "SCRAM-SHA-512", "plain": "PLAIN"}[how]
-        properties = {
-            "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": USER,
-            "sasl.password": PASSWORD,
-        }  # fmt: skip
+        properties = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism}
+        properties |= {"sasl.username": USER, "sasl.password": PASSWORD}
         return {"bootstrap_servers": self.sasl, "security": common | properties}
 
     def allow(self, topic: str, group: str) -> None:
@@ -75,9 +74,8 @@ def _with_ca(section: dict[str, Any], ca: Path) -> dict[str, Any]:
 def _write(certificate: trustme.LeafCert, file: Path) -> None:
     """Write key and chain into one file; Java reads only keys in PKCS 8."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
-    encoded = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    form = serialization.PrivateFormat.PKCS8
+    encoded = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     file.write_bytes(encoded + b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
 
 
@@ -99,9 +97,7 @@ def running_secure_broker(
     other.cert_pem.write_to_path(str(files["other"]))
     _write(server, files["server"])
     _write(client, files["client"])
-    port = free_port()
-    sasl = free_port(port)
-    tls = free_port(port, sasl)
+    port, sasl, tls = free_ports(3)
     quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
     jaas = "org.apache.kafka.common.security"
     more = {
@@ -133,17 +129,10 @@ def running_secure_broker(
                 daemon, java, [*jars, *classes], port, sasl, tls, more=more, format_options=scram
             )
         daemon.await_answer(process, lambda: kafka_broker.answers(port), kafka_broker.READY_SECONDS)
-        yield SecureBroker(
-            f"{HOST}:{port}",
-            f"{HOST}:{sasl}",
-            f"{HOST}:{tls}",
-            files["ca"],
-            files["other"],
-            files["client"],
-            {}
-            if sections is None
-            else {name: _with_ca(one, files["ca"]) for name, one in sections.items()},
-        )
+        addresses = [f"{HOST}:{at}" for at in (port, sasl, tls)]
+        paths = [files[name] for name in ("ca", "other", "client")]
+        more_of = {name: _with_ca(one, files["ca"]) for name, one in (sections or {}).items()}
+        yield SecureBroker(*addresses, *paths, more_of)
     finally:
         if (running := daemon.process()) is not None:
             stop_all([running], 30)

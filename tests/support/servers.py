@@ -11,6 +11,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer
 
+import requests
+
+from anabranch.dev.services.processes import free_port
+
 
 @contextmanager
 def serving(
@@ -36,14 +40,26 @@ def serving(
         while not _answers(answers):
             text = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             assert process.poll() is None, f"expected {command[0]} to run, it ended:\n{text}"
-            assert time.monotonic() < deadline, (
-                f"expected an answer within {seconds} s; {log.name} ends:\n{text}"
-            )
+            late = f"expected an answer within {seconds} s; {log.name} ends:\n{text}"
+            assert time.monotonic() < deadline, late
             time.sleep(0.1)
         yield process
     finally:
         process.terminate()
         process.wait(timeout=30)
+
+
+def answering(url: str) -> Callable[[], bool]:
+    """Return what asks a URL whether it answers with 200."""
+    return lambda: requests.get(url, timeout=5).status_code == 200
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different free ports."""
+    ports: list[int] = []
+    for _ in range(count):
+        ports.append(free_port(*ports))
+    return ports
 
 
 def _answers(answers: Callable[[], bool]) -> bool:
@@ -76,9 +92,8 @@ def in_threads(server: TCPServer, tls: ssl.SSLContext | None = None) -> Iterator
     """Run a server in threads of this process within a `with`; provide its port."""
     if tls is not None:
         # The thread of each connection does its handshake.
-        server.socket = tls.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
+        later = {"server_side": True, "do_handshake_on_connect": False}
+        server.socket = tls.wrap_socket(server.socket, **later)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -31,9 +31,8 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
     # The serial collector: the heap is small, and other processes need the cores that other
     # collectors would use.
-    options = (
-        f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC -Daws.requestChecksumCalculation=WHEN_REQUIRED"
-    )
+    checksums = "-Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    options = f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {checksums}"
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
         "spark.driver.extraJavaOptions": options,
@@ -44,9 +43,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    for key, value in (settings | workers.SETTINGS | launch).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    session = builder.config(map=settings | workers.SETTINGS | launch).getOrCreate()
     # The JVM has it now. Tests of the variables that a job sets also run in this process.
     os.environ.pop("SPARK_LOCAL_IP")
     if before is not None:

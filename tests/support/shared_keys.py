@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from soak.interference import replace_file
 
 
 def shared_keys(
@@ -16,9 +17,7 @@ def shared_keys(
         monkeypatch.delenv(name, raising=False)
 
     def renew(token: str) -> None:
-        new = folder / "new"
-        keys = f"aws_access_key_id={access_key}\naws_secret_access_key={secret_key}\naws_session_token={token}\n"
-        new.write_text(f"[default]\n{keys}")
-        new.replace(shared)
+        keys = f"aws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n"
+        replace_file(shared, f"[default]\n{keys}aws_session_token={token}\n")
 
     return renew

@@ -8,10 +8,10 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
+from servers import free_ports
 
 from anabranch.common.temporary import locked
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
-from anabranch.dev.services.processes import free_port
 from anabranch.spark.java import FIRST_COMPILER
 
 BUCKET = "tests"
@@ -43,16 +43,10 @@ def shared_services(folder: Path) -> Iterator[Services]:
         # The serial collector as in sessions.py: small heaps, and no core to spare.
         patch.setenv("JDK_JAVA_OPTIONS", f"{FIRST_COMPILER} -XX:+UseSerialGC")
         if home.kafka.last_port() is None:
-            kafka_port = free_port()
-            services = up(
-                home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY,
-                secret_key=SECRET_KEY,
-            )  # fmt: skip
+            services = up(home, *free_ports(2), access_key=ACCESS_KEY, secret_key=SECRET_KEY)
             # Otherwise two processes that apply their first streams at once would both create it.
-            store = boto3.client(
-                "s3", endpoint_url=services.s3_endpoint, region_name="us-east-1",
-                aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
-            )  # fmt: skip
+            by = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+            store = boto3.client("s3", "us-east-1", endpoint_url=services.s3_endpoint, **by)
             # A repetition of the last test of a run starts the services again.
             with suppress(store.exceptions.BucketAlreadyOwnedByYou):
                 store.create_bucket(Bucket=BUCKET)

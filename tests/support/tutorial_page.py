@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from programs import output_of
-
-from anabranch.dev.services.processes import free_port
+from servers import free_ports
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
@@ -28,13 +27,10 @@ def block(kind: str) -> str:
 
 def follow(programs: Path, folder: Path) -> None:
     """Run the page's commands in a new lake, with free ports, and assert what they print."""
-    kafka = free_port()
-    s3 = free_port(kafka)
-    environment = os.environ | {
-        "ANABRANCH_KAFKA": f"127.0.0.1:{kafka}",
-        "ANABRANCH_S3": f"http://127.0.0.1:{s3}",
-        "NO_COLOR": "1",
-    }
+    kafka, s3 = free_ports(2)
+    addresses = {"KAFKA": f"127.0.0.1:{kafka}", "S3": f"http://127.0.0.1:{s3}"}
+    own = {f"ANABRANCH_{name}": address for name, address in addresses.items()}
+    environment = os.environ | own | {"NO_COLOR": "1"}
 
     def run(command: str, folder: Path) -> str:
         return output_of(f"{programs}/{command}", shell=True, cwd=folder, env=environment)

@@ -29,7 +29,6 @@ from anabranch.dev.services.processes import HOST
 from anabranch.iceberg.s3 import ObjectStore
 
 SECRET = "client-secret-of-the-test"
-_JSON = [("Content-Type", "application/json")]
 
 
 @dataclass
@@ -58,22 +57,17 @@ class Vending:
     @property
     def catalog(self) -> dict[str, Any]:
         """The section `catalog` of a configuration, without the warehouse."""
-        properties = {
-            "credential": f"anabranch:{SECRET}",
-            "oauth2-server-uri": f"{self.url}/v1/oauth/tokens",
-        }
+        properties = {"credential": f"anabranch:{SECRET}"}
+        properties |= {"oauth2-server-uri": f"{self.url}/v1/oauth/tokens"}
         return {"type": "rest", "uri": self.url, "properties": properties}
 
     def vend(self) -> dict[str, str]:
         """Return new keys, as properties of a table."""
         token = uuid.uuid4().hex
         self.keys[token] = end = time.time() + self.lifetime
-        return {
-            "s3.access-key-id": ACCESS_KEY,
-            "s3.secret-access-key": SECRET_KEY,
-            "s3.session-token": token,
-            "s3.session-token-expires-at-ms": str(int(1000 * end)),
-        }
+        keys = {"s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
+        session = {"s3.session-token-expires-at-ms": str(int(1000 * end))}
+        return keys | session | {"s3.session-token": token}
 
     def refuse(self, method: str, path: str, token: str) -> str | None:
         """Return the status with which S3 refuses a request."""
@@ -98,14 +92,14 @@ class _Catalog(Handler):
         if self.vending.bearers.get(bearer, 0) < time.time():
             self._count("401")
             error = {"message": "expired", "type": "NotAuthorizedException", "code": 401}
-            return self._answer(401, _JSON, json.dumps({"error": error}).encode())
+            return self._answer_json(401, {"error": error})
         if path.endswith("/credentials"):
             self._count("credentials")
             given = [{"prefix": "s3://", "config": self.vending.vend()}]
-            return self._answer(200, _JSON, json.dumps({"storage-credentials": given}).encode())
+            return self._answer_json(200, {"storage-credentials": given})
         if self.vending.read_only and self.command != "GET":
             error = {"message": "may read", "type": "ForbiddenException", "code": 403}
-            return self._answer(403, _JSON, json.dumps({"error": error}).encode())
+            return self._answer_json(403, {"error": error})
         if self.vending.drops_refs and self.command == "POST":
             body = _without_branches(body)
         response, content = self.forward(body)
@@ -126,17 +120,20 @@ class _Catalog(Handler):
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         self._count("token")
         # Java exchanges an older token, and sends the secret in a header.
-        has_secret = form.get("client_secret") == SECRET or "Basic" in self.headers.get(
-            "Authorization", ""
-        )
+        is_basic = "Basic" in self.headers.get("Authorization", "")
+        has_secret = is_basic or form.get("client_secret") == SECRET
         if not has_secret and form.get("subject_token") not in self.vending.bearers:
             error = {"error": "invalid_client", "error_description": "wrong secret"}
-            return self._answer(401, _JSON, json.dumps(error).encode())
+            return self._answer_json(401, error)
         bearer, lifetime = uuid.uuid4().hex, self.vending.bearer_lifetime
         self.vending.bearers[bearer] = time.time() + lifetime
         answer = {"access_token": bearer, "token_type": "bearer", "expires_in": int(lifetime)}
         answer |= {"issued_token_type": "urn:ietf:params:oauth:token-type:access_token"}
-        return self._answer(200, _JSON, json.dumps(answer).encode())
+        return self._answer_json(200, answer)
+
+    def _answer_json(self, status: int, answer: object) -> None:
+        kind = [("Content-Type", "application/json")]
+        self._answer(status, kind, json.dumps(answer).encode())
 
     def _count(self, kind: str) -> None:
         self.vending.asked[kind, self.headers.get("User-Agent", "").partition("/")[0]] += 1

@@ -15,11 +15,8 @@ def wired(schema_id: int, payload: bytes) -> bytes:
 def plain(schema: Any) -> Any:
     """Return a schema without logical types: values as the numbers and bytes that are written."""
     if isinstance(schema, dict):
-        return {
-            key: value if key in ("symbols", "name") else plain(value)
-            for key, value in schema.items()
-            if key not in ("logicalType", "precision", "scale")
-        }
+        kept = {k: v for k, v in schema.items() if k not in ("logicalType", "precision", "scale")}
+        return {k: v if k in ("symbols", "name") else plain(v) for k, v in kept.items()}
     return [plain(branch) for branch in schema] if isinstance(schema, list) else schema
 
 

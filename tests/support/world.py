@@ -113,10 +113,9 @@ class World:
 
     def write_family(self, pattern: str = "(.*)", **keys: Any) -> None:
         """Write the file of the family `fam`, whose topics begin with this stream's name."""
-        family = {
-            "topics": {"pattern": f"{self.name}-{pattern}"}, "table": f"{self.name}_raw.{{1}}",
-            "key": "event_id", "group": "small",
-        }  # fmt: skip
+        topics = {"pattern": f"{self.name}-{pattern}"}
+        family = {"topics": topics, "table": f"{self.name}_raw.{{1}}", "key": "event_id"}
+        family["group"] = "small"
         (self.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family | keys))
 
     def expect(self, *expectations: dict[str, Any]) -> None:
@@ -197,20 +196,14 @@ class World:
         self, values: Values, key: bytes = b"k", headers: Sequence[tuple[str, bytes]] = ()
     ) -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; return the acknowledged records."""
-        producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
-        try:
+        kafka = self.job.environment.kafka
+        with closing(new_producer(kafka, max_request_size=4_000_000)) as producer:
             records = self._send(producer, values, key, headers)
-        finally:
-            producer.close()
         self.sent += records
         return records
 
     def _send(
-        self,
-        producer: Any,
-        values: Values,
-        key: bytes = b"k",
-        headers: Sequence[tuple[str, bytes]] = (),
+        self, producer: Any, values: Values, key: bytes = b"k", headers: Sequence[Any] = ()
     ) -> list[Record]:
         futures = [
             (p, v, producer.send(self.name, v, key, [*headers], p, int(at.timestamp() * 1000)))
@@ -221,8 +214,8 @@ class World:
 
     def send_transactions(self, *transactions: tuple[bool, Values]) -> None:
         """Send each list as a transaction of its own: committed, or aborted."""
-        producer = new_producer(self.job.environment.kafka, transactional_id=f"{self.name}-tx")
-        try:
+        kafka, id = self.job.environment.kafka, f"{self.name}-tx"
+        with closing(new_producer(kafka, transactional_id=id)) as producer:
             producer.init_transactions()
             for committed, values in transactions:
                 producer.begin_transaction()
@@ -232,8 +225,6 @@ class World:
                     self.sent += records
                 else:
                     producer.abort_transaction()
-        finally:
-            producer.close()
 
     def use_whole_log(
         self, hour: str, earlier: Mapping[str, dict[int, int]] = MappingProxyType({})
@@ -244,11 +235,8 @@ class World:
         boundaries = {**earlier, hour: ends}
         first = min(boundaries)
         timeline = replace(state.timeline, first=first, open=first, boundaries=boundaries)
-        used = to_commit(
-            state,
-            Publish(new_id(), (Change("speed"),), timeline, state.position),
-            datetime.now(UTC),
-        )
+        publish = Publish(new_id(), (Change("speed"),), timeline, state.position)
+        used = to_commit(state, publish, datetime.now(UTC))
         assert self.lake.commit(state.table, used) is Outcome.LANDED
         return ends
 
@@ -260,13 +248,10 @@ class World:
     def send_stamped(self, records: list[tuple[int, int, str]]) -> None:
         """Send good events by partition, milliseconds and name, each in a separate batch."""
         now = datetime.now(UTC)
-        producer = new_producer(self.job.environment.kafka)
-        try:
+        with closing(new_producer(self.job.environment.kafka)) as producer:
             for partition, millis, name in records:
                 future = producer.send(self.name, event(name, now), b"k", [], partition, millis)
                 self.sent.append(Record(partition, future.get(timeout=30).offset, event(name, now)))
-        finally:
-            producer.close()
 
     @property
     def published(self) -> int:
@@ -296,15 +281,14 @@ class World:
     ) -> list[Result]:
         """Run the work of the batch job, for all waiting hours or for these."""
         with report_lineage(self.job):
-            order = RebuildRequest(restate, accept, why)
-            return StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark))).rebuild(
-                hours or None, order
-            )
+            return self._run().rebuild(hours or None, RebuildRequest(restate, accept, why))
+
+    def _run(self) -> StreamRun:
+        return StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark)))
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate hours with dead letters that decode now, of all hours or of these."""
-        run = StreamRun(self.job, Rebuilder(self.job, LazySpark.of(self.spark)))
-        return run.replay(hours or None)
+        return self._run().replay(hours or None)
 
     def erase(self, player: str, *until: timedelta) -> Erased:
         """Erase the records of a player, at the latest `until` from now."""
@@ -408,10 +392,8 @@ def spread(hour: str, count: int, prefix: str, partitions: int = 2) -> list[Valu
     """Return `count` good records with timestamps in an hour, in order, over all partitions."""
     begin = start_of(hour)
     at = [begin + timedelta(seconds=3600 * (i + 0.5) / count) for i in range(count)]
-    return [
-        (i % partitions, t, event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i))
-        for i, t in enumerate(at)
-    ]
+    made = [event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i) for i, t in enumerate(at)]
+    return [(i % partitions, t, value) for i, (t, value) in enumerate(zip(at, made, strict=True))]
 
 
 def past_hour(ago: int) -> str:
