@@ -247,38 +247,49 @@ def _is_abort(batch: Any) -> bool:
 
 
 def fetch_batches(
-    admin: Any, leaders: dict[int, int], topic: str, partition: int, offset: int, size: int
+    admin: Any, nodes: dict[int, int], topic: str, partition: int, offset: int, size: int, rack: str
 ) -> Fetched:
-    """Fetch once from a partition's leader over an admin client's connections. `leaders` caches the
-    leaders' node ids by partition.
+    """Fetch once over an admin client's connections: from the replica that the partition's leader
+    prefers for a rack (KIP-392), as consumers do, else from the leader. `nodes` caches their node
+    ids by partition.
 
-    Raises kafka-python's errors, also if no leader answers within some seconds.
+    Raises kafka-python's errors, also if no replica answers within some seconds.
     """
     fetched: Fetched = admin._manager.run(
-        _fetch, admin, leaders, TopicPartition(topic, partition), offset, size
+        _fetch, admin, nodes, TopicPartition(topic, partition), offset, size, rack
     )
     return fetched
 
 
-async def _fetch(admin: Any, leaders: dict[int, int], tp: Any, offset: int, size: int) -> Fetched:
+async def _fetch(
+    admin: Any, nodes: dict[int, int], tp: Any, offset: int, size: int, rack: str
+) -> Fetched:
     kind: Any = errors.NoError
-    for number in range(_TRIES):
-        if number:
-            await admin._net.sleep(_PAUSE_S)
-        if number or tp.partition not in leaders:
-            [leaders[tp.partition]] = await admin._async_get_leader_for_partitions({tp})
+    for _ in range(_TRIES):
+        if tp.partition not in nodes:
+            [nodes[tp.partition]] = await admin._async_get_leader_for_partitions({tp})
         response = await admin._manager.send(
-            _request(tp, offset, size), node_id=leaders[tp.partition]
+            _request(tp, offset, size, rack), node_id=nodes[tp.partition]
         )
+        if not response.responses:
+            # A quota: the broker answers without the partition, and reads no request for a while
+            # (KIP-219).
+            kind = errors.ThrottlingQuotaExceededError
+            await admin._net.sleep(max(_PAUSE_S, response.throttle_time_ms / 1000))
+            continue
         [answer] = [
             partition for of_topic in response.responses for partition in of_topic.partitions
         ]
+        if answer.preferred_read_replica >= 0:
+            nodes[tp.partition] = answer.preferred_read_replica
+            continue
         kind = errors.for_code(answer.error_code)
         if kind is errors.OffsetOutOfRangeError:
             starts = await admin._async_list_partition_offsets({tp: OffsetSpec.EARLIEST})
             if starts[tp].offset > offset:
                 return Fetched(log_start=starts[tp].offset)
-        if kind is errors.NoError:
+        # A follower may not know yet that an offset is decided: its leader does.
+        if kind is errors.NoError and not (rack and answer.last_stable_offset <= offset):
             aborted = tuple(
                 (t.producer_id, t.first_offset) for t in answer.aborted_transactions or ()
             )
@@ -288,12 +299,15 @@ async def _fetch(admin: Any, leaders: dict[int, int], tp: Any, offset: int, size
                 answer.log_start_offset or 0,
                 answer.last_stable_offset,
             )
-        if not (kind.retriable or kind is errors.OffsetOutOfRangeError):
+        if not (kind.retriable or kind in (errors.NoError, errors.OffsetOutOfRangeError)):
             break
+        del nodes[tp.partition]
+        rack = ""
+        await admin._net.sleep(_PAUSE_S)
     raise kind(f"fetch from offset {offset} of {tp}")
 
 
-def _request(tp: Any, offset: int, size: int) -> Any:
+def _request(tp: Any, offset: int, size: int, rack: str) -> Any:
     partition = FetchRequest.FetchTopic.FetchPartition(
         partition=tp.partition,
         current_leader_epoch=-1,
@@ -311,7 +325,7 @@ def _request(tp: Any, offset: int, size: int) -> Any:
         **_NO_SESSION,
         topics=[FetchRequest.FetchTopic(topic=tp.topic, partitions=[partition])],
         forgotten_topics_data=[],
-        rack_id="",
+        rack_id=rack,
         min_version=4,
         max_version=_NEWEST_FETCH,
     )

@@ -673,7 +673,8 @@ class KafkaAdapter:
         ]
 
     def _fetch_of(self, topic: str) -> Callable[[int, int, int], Fetched]:
-        leaders: dict[int, int] = {}
+        nodes: dict[int, int] = {}
+        rack = self._kafka.client_rack
 
         def fetch(partition: int, offset: int, size: int) -> Fetched:
             doing = (
@@ -684,7 +685,7 @@ class KafkaAdapter:
                 Fetched,
                 self._ask(
                     doing,
-                    lambda admin: fetch_batches(admin, leaders, topic, partition, offset, size),
+                    lambda admin: fetch_batches(admin, nodes, topic, partition, offset, size, rack),
                 ),
             )
 
