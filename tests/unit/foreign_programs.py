@@ -5,13 +5,8 @@ from datetime import UTC, datetime
 
 from lakes import Row, StreamLake
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import update
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    AssertTableUUID,
-    RemoveSnapshotsUpdate,
-    TableUpdate,
-)
 
 from anabranch.iceberg import manifests, snapshots
 from anabranch.iceberg.commits import Change
@@ -19,9 +14,9 @@ from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshot_writer import SnapshotWriter
 
 
-def commit(lake: StreamLake, *updates: TableUpdate, name: str | None = None) -> None:
+def commit(lake: StreamLake, *updates: update.TableUpdate, name: str | None = None) -> None:
     table = lake.lake.load(name or lake.name)
-    whole = (AssertTableUUID(uuid=table.metadata.table_uuid),)
+    whole = (update.AssertTableUUID(uuid=table.metadata.table_uuid),)
     lake.lake.catalog.commit_table(table, whole, updates)
 
 
@@ -36,14 +31,14 @@ def rewrite(
     writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
     made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
     moved = set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH)
-    commit(lake, AddSnapshotUpdate(snapshot=made), moved)
+    commit(lake, update.AddSnapshotUpdate(snapshot=made), moved)
     return made.snapshot_id
 
 
 def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
     """Files that nothing refers to, of these rows."""
     staged = lake.stage(rows)
-    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=[staged.snapshot_id]))  # type: ignore[call-arg]
+    commit(lake, update.RemoveSnapshotsUpdate(snapshot_ids=[staged.snapshot_id]))  # type: ignore[call-arg]
     return staged.files
 
 
@@ -54,6 +49,6 @@ def expire_all(lake: StreamLake, name: str | None = None) -> list[str]:
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     old = [s for s in table.metadata.snapshots if s.snapshot_id not in named]
     of_old = set(snapshots.reachable(table, old))
-    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in old]), name=name)  # type: ignore[call-arg]
+    commit(lake, update.RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in old]), name=name)  # type: ignore[call-arg]
     after = lake.lake.load(name or lake.name)
     return sorted(of_old - set(snapshots.reachable(after, after.metadata.snapshots)))

@@ -28,24 +28,6 @@ from anabranch.protocol.state import (
 )
 from anabranch.protocol.watermarks import COMPLETE_THROUGH, complete_through
 from batch_layer import plan
-from batch_layer.plan import (
-    ACCEPTED_AT_ONCE,
-    REBUILD_AFTER,
-    PublishCheck,
-    Rebuilt,
-    acceptance_reason,
-    check_publish,
-    empty_hours,
-    is_still_valid,
-    last_refusal,
-    may_yet_be_served,
-    plan_acceptance_of_empty,
-    plan_publish,
-    refusal_basis,
-    revision_now,
-    should_record,
-    waiting_hours,
-)
 from batch_layer.rebuild import Rebuilder
 
 H0, H1 = FIRST, shift(FIRST, 1)
@@ -70,15 +52,17 @@ def verdict(
     before: int = 0,
     lookback: frozenset[str] = frozenset(),
     age: timedelta = timedelta(0),
-) -> PublishCheck:
+) -> plan.PublishCheck:
     now = datetime.now(UTC) + age
-    return check_publish(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback, now)
+    return plan.check_publish(
+        lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback, now
+    )
 
 
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
     state = lake.state()
-    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, (), HourAccount())
-    return lake.publish(plan_publish(state, [rebuilt], NOW), state)
+    rebuilt = plan.Rebuilt(H0, Accepted(revision, CUT), staged, (), HourAccount())
+    return lake.publish(plan.plan_publish(state, [rebuilt], NOW), state)
 
 
 def test_hours_of_which_another_program_expired_one_are_not_published(lake: StreamLake) -> None:
@@ -86,35 +70,35 @@ def test_hours_of_which_another_program_expired_one_are_not_published(lake: Stre
     state, staged = lake.state(), [lake.stage(ROWS), lake.stage([])]
     hours = [(H0, CUT), (H1, EMPTY)]
     both = zip(hours, staged, strict=True)
-    rebuilt = [Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in both]
+    rebuilt = [plan.Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in both]
     lake.lake.discard(lake.name, staged[1])
-    assert lake.publish(plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
+    assert lake.publish(plan.plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
     assert lake.state().accepted == {}
 
 
 def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
-    assert verdict(lake, staged) is PublishCheck.PUBLISH
+    assert verdict(lake, staged) is plan.PublishCheck.PUBLISH
     assert accept(lake, staged, 1) is Outcome.LANDED
     state = lake.state()
     assert lake.rows("main") == ROWS
     assert state.accepted == {H0: Accepted(1, CUT)}
-    assert waiting_hours(state) == [H1]
+    assert plan.waiting_hours(state) == [H1]
     assert [d.decision_id for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
 
 
 def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
     mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
     assert accept(lake, theirs, 1) is Outcome.LANDED
-    assert verdict(lake, mine) is PublishCheck.OVERTAKEN
-    assert revision_now(lake.state(), H0, 0) == 1
-    assert verdict(lake, mine, before=1) is PublishCheck.PUBLISH, "as a restatement"
+    assert verdict(lake, mine) is plan.PublishCheck.OVERTAKEN
+    assert plan.revision_now(lake.state(), H0, 0) == 1
+    assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
 
 
 def test_missing_staged_rows_are_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
-    assert verdict(lake, staged) is PublishCheck.GONE
+    assert verdict(lake, staged) is plan.PublishCheck.GONE
 
 
 def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:
@@ -123,28 +107,30 @@ def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: 
     table, day = lake.lake.load(lake.stream.dead_letters_table), timedelta(hours=24, minutes=1)
     removed = plan_dead_letters(table, lake.state(), (), "id", datetime.now(UTC) + day)
     assert dead.snapshot_id in removed.expire
-    assert verdict(lake, staged, age=day) is PublishCheck.GONE
-    assert verdict(lake, staged, age=day / 3) is PublishCheck.PUBLISH
+    assert verdict(lake, staged, age=day) is plan.PublishCheck.GONE
+    assert verdict(lake, staged, age=day / 3) is plan.PublishCheck.PUBLISH
 
 
 def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
-    assert verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is PublishCheck.MOVED
+    assert (
+        verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is plan.PublishCheck.MOVED
+    )
 
 
 def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
     """The hazard: the hour is accepted before it is sealed, and then cut a second time."""
     lake = new_lake(tmp_path)
-    assert verdict(lake, lake.stage(ROWS)) is PublishCheck.UNSEALED
+    assert verdict(lake, lake.stage(ROWS)) is plan.PublishCheck.UNSEALED
 
 
 def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) -> None:
     state = lake.state()
-    assert empty_hours(state, [H0, H1]) == [H1]
-    publish = plan_acceptance_of_empty(state, [H1], "id", NOW)
+    assert plan.empty_hours(state, [H0, H1]) == [H1]
+    publish = plan.plan_acceptance_of_empty(state, [H1], "id", NOW)
     assert publish is not None
     lake.land(publish, state)
     assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
-    assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
+    assert plan.plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
 
 
 def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
@@ -154,7 +140,7 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
     moved = []
     for hour in run:
         before = lake.state()
-        publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
+        publish = plan.plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
         assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
         said = lake.state().branch_properties["main"][COMPLETE_THROUGH]
         assert complete_through(lake.state()) == said == hour
@@ -165,14 +151,14 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
 
 
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:
-    run = [shift(H0, i) for i in range(2 * ACCEPTED_AT_ONCE + 1)]
+    run = [shift(H0, i) for i in range(2 * plan.ACCEPTED_AT_ONCE + 1)]
     timeline = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
     lake = new_lake(tmp_path, timeline=timeline)
     job = Job(new_environment(tmp_path), lake.stream, lake.lake, Broker().adapter)
     results = Rebuilder(job, NO_SPARK).accept_empty(run)
     assert [r.hour for r in results] == run
     state = lake.state()
-    assert waiting_hours(state) == []
+    assert plan.waiting_hours(state) == []
     waiting = json.loads(state.branch_properties["main"][DECISIONS])
     assert len(waiting) == 1, "expected those of the last commit alone to wait"
     rows = lake.ledger.history()
@@ -180,10 +166,10 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
 
 
 def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> None:
-    reason = acceptance_reason(["quality: too few"], True, "known")
+    reason = plan.acceptance_reason(["quality: too few"], True, "known")
     assert reason == "accepted by choice: known; in spite of: quality: too few"
-    assert acceptance_reason([], True, "known") == "known"
-    assert acceptance_reason([], False, None) is None
+    assert plan.acceptance_reason([], True, "known") == "known"
+    assert plan.acceptance_reason([], False, None) is None
 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
@@ -193,8 +179,8 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
     later = NOW + timedelta(days=30)
     for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
         chosen = replace(state, overrides=overrides)
-        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), HourAccount())
-        [tag] = plan_publish(chosen, [rebuilt], later).tags
+        rebuilt = plan.Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), HourAccount())
+        [tag] = plan.plan_publish(chosen, [rebuilt], later).tags
         assert (tag.name, tag.snapshot_id) == (f"{H0}-r1", state.heads[branch])
         made = state.table.metadata.snapshot_by_id(tag.snapshot_id)
         assert made is not None
@@ -210,7 +196,9 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
 
     def ties(gaps: dict[str, int] | None) -> bool:
         of_hour = {H0: (CUT, gaps)}
-        return may_yet_be_served(before, of_hour) != may_yet_be_served(lake.state(), of_hour)
+        return plan.may_yet_be_served(before, of_hour) != plan.may_yet_be_served(
+            lake.state(), of_hour
+        )
 
     lake.serve(ROWS[:2], {0: 2})
     assert ties({"compacted": 1})
@@ -241,7 +229,7 @@ def basis(
     at: State | None = None,
     cut: Cut = REFUSED_CUT,
 ) -> str:
-    return refusal_basis(stream, suite, at or state(), HOUR, cut)
+    return plan.refusal_basis(stream, suite, at or state(), HOUR, cut)
 
 
 def test_nothing_changed_is_the_same_basis() -> None:
@@ -283,29 +271,31 @@ def row(kind: Kind, id: str | None = None) -> LedgerRow:
 
 def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:
     refusal = row("refused")
-    assert is_still_valid(refusal, basis(), REFUSED_AT + REBUILD_AFTER - timedelta(seconds=1))
-    assert not is_still_valid(refusal, basis(), REFUSED_AT + REBUILD_AFTER)
-    assert not is_still_valid(refusal, basis(suite=b"another"), REFUSED_AT)
-    assert not is_still_valid(None, basis(), REFUSED_AT)
+    assert plan.is_still_valid(
+        refusal, basis(), REFUSED_AT + plan.REBUILD_AFTER - timedelta(seconds=1)
+    )
+    assert not plan.is_still_valid(refusal, basis(), REFUSED_AT + plan.REBUILD_AFTER)
+    assert not plan.is_still_valid(refusal, basis(suite=b"another"), REFUSED_AT)
+    assert not plan.is_still_valid(None, basis(), REFUSED_AT)
 
 
 def test_a_refusal_is_written_again_only_if_it_changed() -> None:
     refusal = row("refused")
-    assert not should_record(refusal, basis(), 1, "no", REFUSED_AT)
-    assert should_record(refusal, basis(), 1, "another reason", REFUSED_AT)
-    assert should_record(refusal, basis(), 2, "no", REFUSED_AT)
-    assert should_record(refusal, basis(suite=b"another"), 1, "no", REFUSED_AT)
-    assert should_record(refusal, basis(), 1, "no", REFUSED_AT + REBUILD_AFTER)
-    assert should_record(None, basis(), 1, "no", REFUSED_AT)
+    assert not plan.should_record(refusal, basis(), 1, "no", REFUSED_AT)
+    assert plan.should_record(refusal, basis(), 1, "another reason", REFUSED_AT)
+    assert plan.should_record(refusal, basis(), 2, "no", REFUSED_AT)
+    assert plan.should_record(refusal, basis(suite=b"another"), 1, "no", REFUSED_AT)
+    assert plan.should_record(refusal, basis(), 1, "no", REFUSED_AT + plan.REBUILD_AFTER)
+    assert plan.should_record(None, basis(), 1, "no", REFUSED_AT)
 
 
 def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
     sealed, refused, accepted, served = (
         row("sealed"), row("refused"), row("accepted"), row("served"),
     )  # fmt: skip
-    assert last_refusal([sealed, refused], HOUR) is refused
-    assert last_refusal([sealed, refused, served], HOUR) is refused
-    assert last_refusal([sealed, accepted, refused], HOUR) is refused
-    assert last_refusal([refused, accepted], HOUR) is None
-    assert last_refusal([sealed], HOUR) is None
-    assert last_refusal([sealed, refused], BEFORE) is None
+    assert plan.last_refusal([sealed, refused], HOUR) is refused
+    assert plan.last_refusal([sealed, refused, served], HOUR) is refused
+    assert plan.last_refusal([sealed, accepted, refused], HOUR) is refused
+    assert plan.last_refusal([refused, accepted], HOUR) is None
+    assert plan.last_refusal([sealed], HOUR) is None
+    assert plan.last_refusal([sealed, refused], BEFORE) is None

@@ -16,34 +16,25 @@ from click.testing import CliRunner
 from lakes import new_environment
 
 from anabranch import cli, job
-from anabranch.common.errors import (
-    ConfigurationError,
-    JvmGone,
-    NotYet,
-    PositionError,
-    Refused,
-    Terminal,
-    Transient,
-    Unexplained,
-)
+from anabranch.common import errors
 from anabranch.spark.submit import submit
 from batch_layer.job import exit_code
 from batch_layer.rebuild import Result
 
 ROOT = Path(__file__).parents[3]
 ENDS = [
-    (Refused("no"), 1),
-    (PositionError("no"), 1),
-    (Terminal("no"), 1),
-    (ConfigurationError("no"), 2),
+    (errors.Refused("no"), 1),
+    (errors.PositionError("no"), 1),
+    (errors.Terminal("no"), 1),
+    (errors.ConfigurationError("no"), 2),
     (OverflowError("date value out of range"), 70),
     (ValueError("year 58692 is out of range"), 70),
     (KeyError("speed"), 70),
     (MemoryError(), 70),
-    (Transient("away"), 75),
-    (Unexplained("who knows"), 75),
-    (NotYet("not yet"), 75),
-    (JvmGone("gone"), 75),
+    (errors.Transient("away"), 75),
+    (errors.Unexplained("who knows"), 75),
+    (errors.NotYet("not yet"), 75),
+    (errors.JvmGone("gone"), 75),
     (ConnectionResetError(104, "reset"), 75),
     (OSError("AWS Error ACCESS_DENIED during HeadObject operation"), 2),
     (OSError(errno.EROFS, "Read-only file system", "/ro/x.csv"), 2),
@@ -91,7 +82,7 @@ def test_no_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The hazard: spark-submit ends with 1 there, and so would the command that became it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="expected JAVA_HOME or a java") as raised:
+    with pytest.raises(errors.ConfigurationError, match="expected JAVA_HOME or a java") as raised:
         submit(new_environment(tmp_path), [])
     assert raised.value.exit_code == 2
 

@@ -10,13 +10,7 @@ from click.testing import CliRunner, Result
 from conf_folders import write_environment, write_stream
 
 from anabranch.cli import main
-from anabranch.common.errors import (
-    ConfigurationError,
-    PositionError,
-    Transient,
-    Unexpected,
-    combined_exit_code,
-)
+from anabranch.common import errors
 from anabranch.protocol.ledger_row import HourAccount
 from batch_layer.job import StreamOutcome, print_outcomes
 from batch_layer.rebuild import Result as HourResult
@@ -101,7 +95,7 @@ def test_wrong_work_is_refused(submitted: Submitted, arguments: tuple[str, ...],
     ],
 )  # fmt: skip
 def test_one_exit_code_names_what_to_look_at_first(codes: list[int], expected: int) -> None:
-    assert combined_exit_code(codes) == expected
+    assert errors.combined_exit_code(codes) == expected
 
 
 def hour(decision: str, hour: str = HOUR, reason: str | None = None) -> HourResult:
@@ -112,10 +106,10 @@ OUTCOMES = [
     StreamOutcome("good", (hour("accepted"),)),
     StreamOutcome("refused", (hour("refused", reason="too few rows"),)),
     StreamOutcome("beside", (hour("accepted"), hour("refused", "2026-11-21T01"))),
-    StreamOutcome("away", (hour("accepted"),), Transient("Kafka did not answer")),
-    StreamOutcome("recreated", (), PositionError("another topic")),
-    StreamOutcome("broken", (), ConfigurationError("no such key")),
-    StreamOutcome("bug", (), Unexpected("a bug")),
+    StreamOutcome("away", (hour("accepted"),), errors.Transient("Kafka did not answer")),
+    StreamOutcome("recreated", (), errors.PositionError("another topic")),
+    StreamOutcome("broken", (), errors.ConfigurationError("no such key")),
+    StreamOutcome("bug", (), errors.Unexpected("a bug")),
     StreamOutcome("idle"),
 ]
 CODES = {

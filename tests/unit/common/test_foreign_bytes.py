@@ -22,30 +22,9 @@ from anabranch.iceberg.other_tables import read_log
 from anabranch.iceberg.owner import FORMAT, Owner
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
-from anabranch.protocol import ledger
+from anabranch.protocol import ledger, registers, state
 from anabranch.protocol.measured import MAINTAINED, read_measured, read_runs
 from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
-from anabranch.protocol.registers import (
-    ERASURES,
-    EXPIRED,
-    HOLDS,
-    Erasure,
-    Erasures,
-    Expired,
-    Hold,
-    Holds,
-)
-from anabranch.protocol.state import (
-    ACCEPTED,
-    DEAD_LETTERS,
-    DECISIONS,
-    POSITION,
-    TIMELINE,
-    Accepted,
-    read_accepted,
-    read_waiting,
-    waiting_row,
-)
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 from serving_layer.changes import PREFIX, Token
 from serving_layer.egress.folder import Begun, Manifest
@@ -104,9 +83,9 @@ class Decoder:
 HOUR = "2026-11-20T13"
 CUT = Cut("t", {0: (1, 5)})
 AT = datetime(2026, 11, 20, 13, tzinfo=UTC)
-ERASURE = Erasure("i", "c", AT, AT, HOUR, "t", {0: 5}, 1, HOUR, {HOUR: 1}, False, AT, AT)
+ERASURE = registers.Erasure("i", "c", AT, AT, HOUR, "t", {0: 5}, 1, HOUR, {HOUR: 1}, False, AT, AT)
 SENT = {"hour": "h", "source": "s", "partition": 0, "offset": 1}
-HOLD = Hold(HOUR, HOUR, "u", AT, "w")
+HOLD = registers.Hold(HOUR, HOUR, "u", AT, "w")
 
 
 def of_property(key: str, read: Callable[[dict[str, str]], object]) -> Callable[[str], object]:
@@ -114,47 +93,50 @@ def of_property(key: str, read: Callable[[dict[str, str]], object]) -> Callable[
 
 
 def is_empty(found: object) -> bool:
-    return found in ([], {}, ({}, {}), Holds(), Expired(), Erasures())
+    return found in ([], {}, ({}, {}), registers.Holds(), registers.Expired(), registers.Erasures())
 
 
 # State that publishes write to properties of the tables, which other programs can set.
 STORED = {
     "position": Decoder(
-        of_property(POSITION, lambda p: read_property(p, POSITION, Position.from_json)),
+        of_property(state.POSITION, lambda p: read_property(p, state.POSITION, Position.from_json)),
         {"topic_id": "t", "partitions": {"0": 5}},
     ),
     "timeline": Decoder(
-        of_property(TIMELINE, lambda p: read_property(p, TIMELINE, Timeline.from_json)),
+        of_property(state.TIMELINE, lambda p: read_property(p, state.TIMELINE, Timeline.from_json)),
         json.loads(Timeline(HOUR, HOUR, {0: 1}, {HOUR: {0: 5}}, {HOUR: CUT}).to_json()),
     ),
     "accepted hours": Decoder(
-        of_property(ACCEPTED, lambda p: read_accepted({"batch": p, "main": {}})),
-        {HOUR: to_json(Accepted(1, CUT, True, (HOUR,)))},
+        of_property(state.ACCEPTED, lambda p: state.read_accepted({"batch": p, "main": {}})),
+        {HOUR: to_json(state.Accepted(1, CUT, True, (HOUR,)))},
         is_empty,
     ),
     "waiting decisions": Decoder(
-        of_property(DECISIONS, lambda p: [*map(waiting_row, read_waiting(p, DECISIONS))]),
+        of_property(
+            state.DECISIONS,
+            lambda p: [*map(state.waiting_row, state.read_waiting(p, state.DECISIONS))],
+        ),
         [ledger.decision(HOUR, "accepted", 1, CUT, AT, "i").as_waiting()],
         is_empty,
     ),
     "waiting dead letters": Decoder(
-        of_property(DEAD_LETTERS, lambda p: read_waiting(p, DEAD_LETTERS)),
+        of_property(state.DEAD_LETTERS, lambda p: state.read_waiting(p, state.DEAD_LETTERS)),
         [{"id": "i", "at": TIME, "layer": "speed", "paths": ["p"]}],
         is_empty,
     ),
     "expired hours": Decoder(
-        of_property(EXPIRED, Expired.from_properties),
-        json.loads(Expired(HOUR, ((HOUR, HOUR),), AT).to_json()),
+        of_property(registers.EXPIRED, registers.Expired.from_properties),
+        json.loads(registers.Expired(HOUR, ((HOUR, HOUR),), AT).to_json()),
         is_empty,
     ),
     "holds": Decoder(
-        of_property(HOLDS, Holds.from_properties),
-        json.loads(Holds((HOLD,), AT).to_json()),
+        of_property(registers.HOLDS, registers.Holds.from_properties),
+        json.loads(registers.Holds((HOLD,), AT).to_json()),
         is_empty,
     ),
     "erasures": Decoder(
-        of_property(ERASURES, Erasures.from_properties),
-        json.loads(Erasures((ERASURE,)).to_json()),
+        of_property(registers.ERASURES, registers.Erasures.from_properties),
+        json.loads(registers.Erasures((ERASURE,)).to_json()),
         is_empty,
     ),
     "measurements": Decoder(

@@ -11,13 +11,7 @@ from lakes import new_environment
 from pydantic import ValidationError
 from pyiceberg.catalog.rest import ConfigResponse
 
-from anabranch.common.errors import (
-    AnabranchError,
-    ConfigurationError,
-    Transient,
-    Unexpected,
-    Unexplained,
-)
+from anabranch.common import errors
 from anabranch.common.remote_errors import (
     Meaning,
     cause_line,
@@ -56,7 +50,7 @@ def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
     with pytest.raises(ValidationError) as raised:
         ConfigResponse.model_validate_json("<!DOCTYPE html><title>Sign in</title>")
     failure = explain("open catalog lake (rest)", raised.value)
-    assert isinstance(failure, Unexplained)
+    assert isinstance(failure, errors.Unexplained)
     assert "input_value='<!DOCTYPE html>" in str(failure)
     assert "check that catalog.uri is the address of an Iceberg REST catalog" in str(failure)
 
@@ -64,22 +58,22 @@ def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
 def test_a_catalog_that_cannot_be_opened_names_the_key_to_check(tmp_path: Path) -> None:
     (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
     lake = Lake(new_environment(tmp_path))
-    with pytest.raises(Unexplained, match=r"file is not a database; check catalog\.uri: "):
+    with pytest.raises(errors.Unexplained, match=r"file is not a database; check catalog\.uri: "):
         lake.exists("games.events")
 
 
 def test_the_cause_of_an_error_counts_too() -> None:
     error = RuntimeError("could not load")
     error.__cause__ = OSError("An error occurred (403) when calling the HeadBucket operation")
-    assert isinstance(explain("load table t", error), ConfigurationError)
+    assert isinstance(explain("load table t", error), errors.ConfigurationError)
     error.__cause__ = ConnectionResetError("no")
-    assert isinstance(explain("load table t", error), Transient)
+    assert isinstance(explain("load table t", error), errors.Transient)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_path_that_this_user_may_not_write_is_not_tried_again(number: int) -> None:
     error = explain("write the answer", OSError(number, os.strerror(number), "/root/x.csv"))
-    assert type(error) is ConfigurationError
+    assert type(error) is errors.ConfigurationError
     assert "/root/x.csv" in str(error) and "choose another path, or let user" in str(error)
 
 
@@ -120,14 +114,16 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last)
 @pytest.mark.parametrize(
     "error, kind",
     [
-        ("OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device", Transient),
-        ("OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN during PutObject", Transient),
-        ("OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation", ConfigurationError),
-        ("PermissionError: [Errno 13] Failed to open local file '/lake/x'", Unexplained),
-        ("AssertionError: a fault of ours", Unexplained),
+        ("OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device", errors.Transient),
+        ("OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN during PutObject", errors.Transient),
+        ("OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation", errors.ConfigurationError),
+        ("PermissionError: [Errno 13] Failed to open local file '/lake/x'", errors.Unexplained),
+        ("AssertionError: a fault of ours", errors.Unexplained),
     ],
 )  # fmt: skip
-def test_the_error_of_a_python_worker_is_reported(error: str, kind: type[AnabranchError]) -> None:
+def test_the_error_of_a_python_worker_is_reported(
+    error: str, kind: type[errors.AnabranchError]
+) -> None:
     wrapped = f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x"
     for text in (_WORKERS, wrapped):
         failure = explain("publish a micro-batch", RuntimeError(text.format(error=error)))
@@ -167,12 +163,12 @@ def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
 def test_errors_of_rows_are_not_those_of_a_service_or_a_stop(text: str, expected: bool) -> None:
     assert is_away(text) is expected
     if expected:
-        assert isinstance(explain_text("evaluate the suite s", text), Transient)
+        assert isinstance(explain_text("evaluate the suite s", text), errors.Transient)
 
 
 def test_reading_files_raises_errors_of_ours() -> None:
     expected = "read the manifests of t: OSError: gone"
-    with pytest.raises(Transient, match=expected), lake_errors("read the manifests of t"):
+    with pytest.raises(errors.Transient, match=expected), lake_errors("read the manifests of t"):
         raise OSError("gone")
 
 
@@ -190,53 +186,53 @@ def _of_glue(status: int) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     ("module", "name", "arguments", "kind"),
     [
-        ("kafka.errors", "KafkaTimeoutError", ("x",), Transient),
-        ("kafka.errors", "NotLeaderForPartitionError", ("x",), Transient),
-        ("kafka.errors", "UnknownTopicOrPartitionError", ("x",), Transient),
-        ("kafka.errors", "UnsupportedVersionError", ("x",), Unexplained),
-        ("kafka.errors", "InvalidTopicError", ("x",), Unexplained),
-        ("sqlalchemy.exc", "OperationalError", ("SELECT 1", {}, Exception("database is locked")), Transient),
-        ("sqlalchemy.exc", "TimeoutError", ("QueuePool limit",), Transient),
-        ("sqlalchemy.exc", "ArgumentError", ("x",), Unexplained),
-        ("pyiceberg.exceptions", "ServiceUnavailableError", ("x",), Transient),
-        ("pyiceberg.exceptions", "CommitStateUnknownException", ("x",), Transient),
-        ("pyiceberg.exceptions", "BadRequestError", ("x",), Unexplained),
-        ("requests.exceptions", "ConnectionError", ("x",), Transient),
-        ("urllib3.exceptions", "ProtocolError", ("x",), Transient),
-        ("http.client", "IncompleteRead", (b"",), Transient),
-        *(("botocore.exceptions", "ClientError", _of_glue(n), Transient) for n in (500, 503, 429)),
-        ("botocore.exceptions", "ClientError", _of_glue(400), Unexplained),
-        ("builtins", "ConnectionResetError", (104, "reset"), Transient),
-        ("builtins", "OSError", (28, "No space left on device"), Transient),
-        ("builtins", "ValueError", ("year 58692 is out of range",), Unexplained),
-        ("builtins", "KeyError", ("speed",), Unexplained),
-        ("builtins", "FileNotFoundError", (2, "No such file", "/tmp/anabranch-checkpoint-0"), Unexplained),
-        ("builtins", "PermissionError", (13, "Permission denied"), Unexplained),
-        ("builtins", "MemoryError", (), Unexplained),
+        ("kafka.errors", "KafkaTimeoutError", ("x",), errors.Transient),
+        ("kafka.errors", "NotLeaderForPartitionError", ("x",), errors.Transient),
+        ("kafka.errors", "UnknownTopicOrPartitionError", ("x",), errors.Transient),
+        ("kafka.errors", "UnsupportedVersionError", ("x",), errors.Unexplained),
+        ("kafka.errors", "InvalidTopicError", ("x",), errors.Unexplained),
+        ("sqlalchemy.exc", "OperationalError", ("SELECT 1", {}, Exception("database is locked")), errors.Transient),
+        ("sqlalchemy.exc", "TimeoutError", ("QueuePool limit",), errors.Transient),
+        ("sqlalchemy.exc", "ArgumentError", ("x",), errors.Unexplained),
+        ("pyiceberg.exceptions", "ServiceUnavailableError", ("x",), errors.Transient),
+        ("pyiceberg.exceptions", "CommitStateUnknownException", ("x",), errors.Transient),
+        ("pyiceberg.exceptions", "BadRequestError", ("x",), errors.Unexplained),
+        ("requests.exceptions", "ConnectionError", ("x",), errors.Transient),
+        ("urllib3.exceptions", "ProtocolError", ("x",), errors.Transient),
+        ("http.client", "IncompleteRead", (b"",), errors.Transient),
+        *(("botocore.exceptions", "ClientError", _of_glue(n), errors.Transient) for n in (500, 503, 429)),
+        ("botocore.exceptions", "ClientError", _of_glue(400), errors.Unexplained),
+        ("builtins", "ConnectionResetError", (104, "reset"), errors.Transient),
+        ("builtins", "OSError", (28, "No space left on device"), errors.Transient),
+        ("builtins", "ValueError", ("year 58692 is out of range",), errors.Unexplained),
+        ("builtins", "KeyError", ("speed",), errors.Unexplained),
+        ("builtins", "FileNotFoundError", (2, "No such file", "/tmp/anabranch-checkpoint-0"), errors.Unexplained),
+        ("builtins", "PermissionError", (13, "Permission denied"), errors.Unexplained),
+        ("builtins", "MemoryError", (), errors.Unexplained),
         # Errors of the program are not retried.
-        ("builtins", "OverflowError", ("date value out of range",), Unexpected),
-        ("builtins", "TypeError", ("no",), Unexpected),
-        ("builtins", "AttributeError", ("no",), Unexpected),
-        ("builtins", "RecursionError", ("deep",), Unexpected),
+        ("builtins", "OverflowError", ("date value out of range",), errors.Unexpected),
+        ("builtins", "TypeError", ("no",), errors.Unexpected),
+        ("builtins", "AttributeError", ("no",), errors.Unexpected),
+        ("builtins", "RecursionError", ("deep",), errors.Unexpected),
     ],
 )  # fmt: skip
 def test_an_error_has_a_type(
-    module: str, name: str, arguments: tuple[object, ...], kind: type[AnabranchError]
+    module: str, name: str, arguments: tuple[object, ...], kind: type[errors.AnabranchError]
 ) -> None:
     error = _of(module, name, *arguments)
     failure = explain("ask", error)
     # A command tries once, so its next run may succeed; what ends a program is permanent.
     assert (type(failure), failure.exit_code) == (kind, _EXIT_CODES[kind.__name__])
-    if kind is Unexplained:
+    if kind is errors.Unexplained:
         assert "a few times only" in str(failure)
         assert classify_unexpected("run the job", error).exit_code == 70
 
 
 def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
     cut = _of("sqlalchemy.exc", "DatabaseError", "COMMIT", {}, Exception("PGRES_TUPLES_OK"))
-    assert type(explain("load table t", cut)) is Unexplained
+    assert type(explain("load table t", cut)) is errors.Unexplained
     cut.connection_invalidated = True  # type: ignore[attr-defined]
-    assert type(explain("load table t", cut)) is Transient
+    assert type(explain("load table t", cut)) is errors.Transient
 
 
 def test_an_analysis_that_failed_with_the_catalog_down_is_transient() -> None:
@@ -261,6 +257,6 @@ def test_a_table_that_changes_while_expectations_read_it_is_no_verdict_on_the_ro
         "to table `lake`.`games`.`events` after DataFrame/Dataset has been resolved and analyzed"
     )
     assert is_away(text)
-    assert isinstance(explain_text("evaluate the suite s", text), Unexplained)
+    assert isinstance(explain_text("evaluate the suite s", text), errors.Unexplained)
     other = text.replace("INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "UNRESOLVED_COLUMN")
     assert not is_away(other)

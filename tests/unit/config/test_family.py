@@ -6,20 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from anabranch import config
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import (
-    Family,
-    FamilyMember,
-    Stream,
-    expand,
-    families_of,
-    family_names,
-    load_families,
-    load_family,
-    load_stream,
-    select_streams,
-    stream_names,
-)
 
 FAMILY: dict[str, Any] = {
     "topics": {"pattern": "app-(.*)"}, "table": "raw.{1}", "key": "id",
@@ -39,25 +27,29 @@ def write(conf: Path, file: str, /, **values: Any) -> None:
     (conf / "streams" / f"{file}.yaml").write_text(yaml.safe_dump(own))
 
 
-def family(conf: Path, name: str = "app") -> Family:
-    return load_family(name, conf)
+def family(conf: Path, name: str = "app") -> config.Family:
+    return config.load_family(name, conf)
 
 
-def summary(members: dict[str, FamilyMember]) -> dict[str, tuple[str, str] | str]:
+def summary(members: dict[str, config.FamilyMember]) -> dict[str, tuple[str, str] | str]:
     return {
-        name: (m.topic, m.found.table) if isinstance(m.found, Stream) else f"{m.topic}: {m.found}"
+        name: (m.topic, m.found.table)
+        if isinstance(m.found, config.Stream)
+        else f"{m.topic}: {m.found}"
         for name, m in members.items()
     }
 
 
 def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:
-    members = expand([family(conf)], ["app-orders", "app-user.events", "my-app-x", "other", "app-"])
+    members = config.expand(
+        [family(conf)], ["app-orders", "app-user.events", "my-app-x", "other", "app-"]
+    )
     assert summary(members)["app_orders"] == ("app-orders", "raw.orders")
     assert summary(members)["app_user_events"] == ("app-user.events", "raw.user_events")
     assert sorted(members) == ["app_", "app_orders", "app_user_events"]
     assert "topic app-: table: expected namespace.table" in summary(members)["app_"]
     stream = members["app_orders"].found
-    assert isinstance(stream, Stream)
+    assert isinstance(stream, config.Stream)
     assert (stream.name, stream.group, stream.key) == ("app_orders", "small", ("id",))
 
 
@@ -66,8 +58,8 @@ def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("anabranch.config.family.MOST_STREAMS", 3)
     topics = [f"app-t{i}" for i in range(8)]
     known = {"app_t7": "app-t7"}
-    members = expand([family(conf)], topics, known=known)
-    streams = {name for name, member in members.items() if isinstance(member.found, Stream)}
+    members = config.expand([family(conf)], topics, known=known)
+    streams = {name for name, member in members.items() if isinstance(member.found, config.Stream)}
     assert streams == {"app_t7", "app_t0", "app_t1"}
     [error] = [str(m.found) for m in members.values() if isinstance(m.found, ConfigurationError)]
     assert "expected at most 3 streams of a family, found more topics; narrow" in error
@@ -76,7 +68,7 @@ def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyP
 def test_groups_are_numbered_and_named(conf: Path) -> None:
     topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
     write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
-    found = summary(expand([family(conf)], ["shop.v2.orders"]))
+    found = summary(config.expand([family(conf)], ["shop.v2.orders"]))
     assert found == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
 
 
@@ -84,8 +76,8 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
     folder = {"name": "lake", "root": "s3://bucket/out/{1}"}
     indexes = [{"name": "one", "index": "x-{1}"}, {"name": "found", "index": "all"}]
     write(conf, "app", egress=[folder, *indexes])
-    found = expand([family(conf)], ["app-orders", "app-user.events"])
-    streams = [one.found for one in found.values() if isinstance(one.found, Stream)]
+    found = config.expand([family(conf)], ["app-orders", "app-user.events"])
+    streams = [one.found for one in found.values() if isinstance(one.found, config.Stream)]
     for stream, name in zip(streams, ("orders", "user_events"), strict=True):
         places = [target.place for target in stream.egress]
         assert places == [f"s3://bucket/out/{name}", f"x-{name}", "all"]
@@ -94,26 +86,26 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
 def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
     write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
     topics = ["orders", "orders-dlq", "__consumer_offsets"]
-    assert list(expand([family(conf)], topics)) == ["orders"]
+    assert list(config.expand([family(conf)], topics)) == ["orders"]
 
 
 def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
     write(conf, "special", topics=None, topic="app-orders", table="raw.orders")
-    own = [load_stream("special", conf)]
-    assert list(expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
+    own = [config.load_stream("special", conf)]
+    assert list(config.expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
 
 
 def test_a_stream_without_its_own_file_has_a_family(conf: Path) -> None:
     write(conf, "app_own", topics=None, topic="app-own", table="raw.own")
     write(conf, "other", topics={"pattern": "other-(.*)"})
     write(conf, "wrong", topics={"pattern": "("})
-    streams = [load_stream("app_own", conf), family(conf).build("app-x")]
-    assert families_of(streams, conf) == {"app_x": "app"}
+    streams = [config.load_stream("app_own", conf), family(conf).build("app-x")]
+    assert config.families_of(streams, conf) == {"app_x": "app"}
 
 
 def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
     known = {"app_orders": "app-orders", "app_users": "app-users"}
-    members = expand([family(conf)], ["app-users"], (), known)
+    members = config.expand([family(conf)], ["app-users"], (), known)
     found = {name: (m.topic, m.is_gone) for name, m in members.items()}
     assert found == {"app_orders": ("app-orders", True), "app_users": ("app-users", False)}
 
@@ -121,13 +113,13 @@ def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
 def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
     write(conf, "all", topics={"pattern": "([a-z]*)-(.*)"}, table="all.{1}_{2}")
     families = [family(conf), family(conf, "all")]
-    said = summary(expand(families, ["app-x", "web-y"]))
+    said = summary(config.expand(families, ["app-x", "web-y"]))
     assert said["all_web_y"] == ("web-y", "all.web_y")
     expected = f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic"
     assert expected in said["app_x"]
     assert f"{conf}/streams/app.yaml matches it too" in said["all_app_x"]
     # A member that there was is not stopped by a family that is added.
-    said = summary(expand(families, ["app-x"], (), {"app_x": "app-x"}))
+    said = summary(config.expand(families, ["app-x"], (), {"app_x": "app-x"}))
     assert said["app_x"] == ("app-x", "raw.x")
     assert "expected one family" in said["all_app_x"]
 
@@ -138,7 +130,7 @@ def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
 )
 def test_topics_with_one_name(conf: Path, known: dict[str, str], other: str, refused: str) -> None:
     write(conf, "app", name="{0}")
-    members = expand([family(conf)], ["app-a-b", "app-a.b"], (), known)
+    members = config.expand([family(conf)], ["app-a-b", "app-a.b"], (), known)
     why = (
         f"{conf}/streams/app.yaml: topic {refused}: expected a stream name of its own, found app_a_b, which topic {other} "
         "has; change `name:`, or leave one topic out with `topics.exclude`"
@@ -149,7 +141,7 @@ def test_topics_with_one_name(conf: Path, known: dict[str, str], other: str, ref
 
 def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Path) -> None:
     write(conf, "app_x", topics=None, topic="other", table="raw.other")
-    members = expand([family(conf)], ["app-x", "app-y"], [load_stream("app_x", conf)])
+    members = config.expand([family(conf)], ["app-x", "app-y"], [config.load_stream("app_x", conf)])
     assert sorted(members) == ["app: app-x", "app_y"]
     why = "expected a stream name of its own, found app_x, which topic other has"
     assert why in summary(members)["app: app-x"]
@@ -159,13 +151,13 @@ def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) ->
     """The hazard: `re` tries each of 2**60 ways to part the name, and stops all threads."""
     write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
     topics = ["a" * 60, "a.b-dlq"]
-    assert list(expand([family(conf)], topics)) == ["a" * 60]
+    assert list(config.expand([family(conf)], topics)) == ["a" * 60]
     write(conf, "app", topics={"pattern": r"((\w+\.?)+)-v1"}, name="{1}")
-    assert list(expand([family(conf)], ["a" * 60, "a.b-v1"])) == ["a_b"]
+    assert list(config.expand([family(conf)], ["a" * 60, "a.b-v1"])) == ["a_b"]
 
 
 def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) -> None:
-    said = summary(expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
+    said = summary(config.expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
     assert said["app_Orders"] == ("app-Orders", "raw.Orders")
     why = "expected tables of its own, found raw.orders, which belongs to stream app_Orders"
     assert f"topic app-orders: {why}" in said["app_orders"]
@@ -173,34 +165,34 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
 
 
 def test_a_family_is_no_stream(conf: Path) -> None:
-    assert (stream_names(conf), family_names(conf)) == ((), ("app",))
+    assert (config.stream_names(conf), config.family_names(conf)) == ((), ("app",))
     found = r"found that .*app.yaml is a family; name one of its streams"
     with pytest.raises(ConfigurationError, match=found):
-        load_stream("app", conf)
+        config.load_stream("app", conf)
 
 
 def test_members_are_selected_as_streams_are(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 
-    def members() -> dict[str, FamilyMember]:
-        families = [f for f in load_families(conf).values() if isinstance(f, Family)]
-        return expand(families, ["app-x", "app-2"])
+    def members() -> dict[str, config.FamilyMember]:
+        families = [f for f in config.load_families(conf).values() if isinstance(f, config.Family)]
+        return config.expand(families, ["app-x", "app-2"])
 
     small = ["wrong", "app_2", "app_x"]
-    assert list(select_streams(conf, group="large", members=members)) == ["own"]
-    assert list(select_streams(conf, group="small", members=members)) == small
-    assert list(select_streams(conf, every=True, members=members)) == ["own", *small]
-    assert list(select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
+    assert list(config.select_streams(conf, group="large", members=members)) == ["own"]
+    assert list(config.select_streams(conf, group="small", members=members)) == small
+    assert list(config.select_streams(conf, every=True, members=members)) == ["own", *small]
+    assert list(config.select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
     with pytest.raises(ConfigurationError, match="stream 'app_y'"):
-        select_streams(conf, ["app_y"], members=members)
+        config.select_streams(conf, ["app_y"], members=members)
 
 
 def test_topics_of_families_are_requested_only_where_one_may_be_selected(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
 
-    def members() -> dict[str, FamilyMember]:
+    def members() -> dict[str, config.FamilyMember]:
         raise AssertionError("asked")
 
-    assert list(select_streams(conf, group="large", members=members)) == ["own"]
-    assert list(select_streams(conf, ["own"], members=members)) == ["own"]
+    assert list(config.select_streams(conf, group="large", members=members)) == ["own"]
+    assert list(config.select_streams(conf, ["own"], members=members)) == ["own"]

@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from anabranch import config
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.logs import configure_logging
-from anabranch.config import (
-    Registry,
-    Stream,
-    load_environment,
-    load_stream,
-    parse_duration,
-    resolve_folder,
-    stream_names,
-)
 
 ENVIRONMENT = """
 kafka: {bootstrap_servers: "127.0.0.1:1"}
@@ -42,23 +34,23 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def stream(conf: Path, **values: str) -> Stream:
+def stream(conf: Path, **values: str) -> config.Stream:
     lines = [f"{key}: {value}" for key, value in (STREAM | values).items() if value]
     (conf / "streams" / "s.yaml").write_text("\n".join(lines))
-    return load_stream("s", conf)
+    return config.load_stream("s", conf)
 
 
 def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    environment = load_environment(SHIPPED)
+    environment = config.load_environment(SHIPPED)
     assert environment.catalog.warehouse == "s3://anabranch/warehouse"
     assert environment.s3.secret_key is not None
     assert environment.s3.secret_key.get_secret_value() == "anabranch-local"
     assert "anabranch-local" not in repr(environment)
-    assert stream_names(SHIPPED) == ("game_events",)
-    for name in stream_names(SHIPPED):
-        loaded = load_stream(name, SHIPPED)
+    assert config.stream_names(SHIPPED) == ("game_events",)
+    for name in config.stream_names(SHIPPED):
+        loaded = config.load_stream(name, SHIPPED)
         assert loaded.expectations is not None
         assert loaded.expectations.is_file()
     assert (loaded.dead_letters_table, loaded.hours_table) == (
@@ -76,10 +68,10 @@ def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None
 
 
 def test_lineage_uses_openlineages_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_environment(SHIPPED).lineage.url == ""
+    assert config.load_environment(SHIPPED).lineage.url == ""
     monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
-    lineage = load_environment(SHIPPED).lineage
+    lineage = config.load_environment(SHIPPED).lineage
     assert lineage.url == "https://lineage.example.com"
     assert lineage.api_key is not None and lineage.api_key.get_secret_value() == "hunter2"
     assert "hunter2" not in repr(lineage)
@@ -131,9 +123,9 @@ def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
 
 
 def test_a_registry_has_servers_and_a_user(conf: Path) -> None:
-    def load(registry: str) -> Registry:
+    def load(registry: str) -> config.Registry:
         (conf / "anabranch.yaml").write_text(f"{ENVIRONMENT}registry: {registry}")
-        found = load_environment(conf).registry
+        found = config.load_environment(conf).registry
         assert found is not None
         return found
 
@@ -173,39 +165,39 @@ def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_durations(text: str, expected: timedelta) -> None:
-    assert parse_duration(text) == expected
+    assert config.parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("value", ["", "2", 2, "2 s", "-1 hours", "1.5 hours", "1 month", None])
 def test_invalid_durations(value: object) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
-        parse_duration(value)
+        config.parse_duration(value)
 
 
 def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: Path) -> None:
     stream(conf)
     found = r"stream 'other': expected the file .*, found none \(known streams: s"
     with pytest.raises(ConfigurationError, match=found):
-        load_stream("other", conf)
+        config.load_stream("other", conf)
     found = r"expected a name of letters, digits and underscores, found '\.\./x'"
     with pytest.raises(ConfigurationError, match=found):
-        load_stream("../x", conf)
+        config.load_stream("../x", conf)
     with pytest.raises(ConfigurationError, match=r"found none \(choose the folder with --conf\)"):
-        load_environment(tmp_path / "nowhere")
+        config.load_environment(tmp_path / "nowhere")
 
 
 def test_the_folder_is_the_argument_the_variable_or_conf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANABRANCH_CONF", raising=False)
-    assert resolve_folder() == Path("conf")
+    assert config.resolve_folder() == Path("conf")
     monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
-    assert resolve_folder() == Path("elsewhere")
-    assert resolve_folder("here") == Path("here")
+    assert config.resolve_folder() == Path("elsewhere")
+    assert config.resolve_folder("here") == Path("here")
 
 
 def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
     text = "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
-    conf_of_spark = load_environment(conf).spark.conf
+    conf_of_spark = config.load_environment(conf).spark.conf
     assert conf_of_spark == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
 
 
@@ -262,7 +254,7 @@ def test_no_mistake_shows_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PASSWORD", SECRET)
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
-        load_environment(conf)
+        config.load_environment(conf)
     said = "".join(traceback.format_exception(error.value))
     for part in ("hunter2", "ter2@"):
         assert part not in str(error.value) and part not in said.split("\nanabranch.errors")[-1]
@@ -302,7 +294,7 @@ def test_secrets_in_other_messages_are_hidden(conf: Path, monkeypatch: pytest.Mo
         )
         + f"s3: {{access_key: access-key-id, secret_key: {secrets[3]}}}\n"
     )
-    load_environment(conf)
+    config.load_environment(conf)
     plain = "SASL_SSL user-of-kafka access-key-id"
     said = f"{plain} {' '.join(secrets)}"
     assert str(Terminal(said)) == f"{plain} *** *** *** ***"

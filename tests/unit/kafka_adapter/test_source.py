@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from anabranch import config
-from anabranch.kafka.source import (
-    is_unreadable,
-    plan_driver_ranges,
-    plan_spark_ranges,
-    read_ranges,
-    read_topics,
-    time_of,
-)
+from anabranch.kafka import source
 
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 
@@ -27,9 +20,9 @@ ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=6
 @given(ODD, st.integers(1, 8))
 def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_most: int) -> None:
     ranges = dict.fromkeys(range(4), (0, 1000))
-    taken = plan_driver_ranges(odd, at_most)
+    taken = source.plan_driver_ranges(odd, at_most)
     assert len(taken) <= max(at_most, len(odd))
-    parts = [*taken, *plan_spark_ranges(ranges, taken)]
+    parts = [*taken, *source.plan_spark_ranges(ranges, taken)]
     offsets = sorted((p, o) for part in parts for p, (s, e) in part.items() for o in range(s, e))
     assert offsets == [(p, o) for p in range(4) for o in range(1000)]
     covered = {(p, o) for part in taken for p, (s, e) in part.items() for o in range(s, e)}
@@ -37,10 +30,10 @@ def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_m
 
 
 def test_a_record_alone_is_taken_alone() -> None:
-    taken = plan_driver_ranges({0: [7, 3], 2: [5]}, 32)
+    taken = source.plan_driver_ranges({0: [7, 3], 2: [5]}, 32)
     assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
     expected = [{0: (4, 7), 1: (0, 2)}, {0: (8, 9)}]
-    assert plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == expected
+    assert source.plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,14 +47,16 @@ def test_a_record_alone_is_taken_alone() -> None:
     ],
 )
 def test_a_timestamp_out_of_range_is_null(millis: int, moment: datetime | None) -> None:
-    assert time_of(millis) == moment
+    assert source.time_of(millis) == moment
 
 
 def test_only_an_overflow_of_the_reader_is_read_around() -> None:
-    assert is_unreadable(Exception("Caused by: java.lang.ArithmeticException: long overflow"))
-    assert is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
-    assert not is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
-    assert not is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
+    assert source.is_unreadable(
+        Exception("Caused by: java.lang.ArithmeticException: long overflow")
+    )
+    assert source.is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
+    assert not source.is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
+    assert not source.is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
 
 
 # The options with which Spark reads Kafka.
@@ -93,9 +88,9 @@ class Recorded:
 
 def test_a_partition_that_does_not_answer_delays_many_topics_for_less_than_a_topic_alone() -> None:
     spark = cast(SparkSession, Recorded())
-    alone: Any = read_ranges(spark, KAFKA, "t", {0: (0, 1)})
+    alone: Any = source.read_ranges(spark, KAFKA, "t", {0: (0, 1)})
     assert alone["kafkaConsumer.pollTimeoutMs"] == "60000"
-    joint: Any = read_topics(spark, KAFKA, {"t": {0: (0, 1)}}, "g")
+    joint: Any = source.read_topics(spark, KAFKA, {"t": {0: (0, 1)}}, "g")
     waits = int(joint["kafkaConsumer.pollTimeoutMs"])
     # A request that is lost is sent again in the meantime.
     assert int(joint["kafka.request.timeout.ms"]) < waits <= 15_000

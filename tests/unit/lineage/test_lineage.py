@@ -24,14 +24,7 @@ from pydantic import SecretStr
 
 from anabranch import config
 from anabranch.cli.jobs import batch
-from anabranch.common.errors import (
-    AnabranchError,
-    ConfigurationError,
-    NoAnswer,
-    Refused,
-    Transient,
-    Unexpected,
-)
+from anabranch.common import errors
 from anabranch.config import Catalog, Kafka
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import parse_select
@@ -279,9 +272,9 @@ def test_many_hours_are_sent_up_to_the_deadline(
 
 
 def test_a_failing_jobs_decisions_are_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
-    with pytest.raises(Unexpected), report_lineage(job_of(lake, receiver.url)):
+    with pytest.raises(errors.Unexpected), report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
-        raise Unexpected("rebuild hour: an overflow")
+        raise errors.Unexpected("rebuild hour: an overflow")
     assert list(receiver.runs().values()) == [["START", "COMPLETE"]]
 
 
@@ -315,19 +308,19 @@ def test_without_address_nothing_is_sent(lake: StreamLake, monkeypatch: pytest.M
     with report_lineage(job_of(lake, "")):
         pass
     done = send(lake, "")
-    assert isinstance(done.exception, ConfigurationError)
+    assert isinstance(done.exception, errors.ConfigurationError)
     assert "lineage.url: expected the address of a receiver" in str(done.exception)
 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (500, Transient), (429, Transient), (403, ConfigurationError), (405, ConfigurationError),
-        (400, Refused),
+        (500, errors.Transient), (429, errors.Transient), (403, errors.ConfigurationError), (405, errors.ConfigurationError),
+        (400, errors.Refused),
     ],
 )  # fmt: skip
 def test_the_receivers_answer_decides_the_exit_code(
-    lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[AnabranchError]
+    lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[errors.AnabranchError]
 ) -> None:
     accept(lake, HOURS[0], 8)
     receiver.status = status
@@ -349,7 +342,7 @@ def test_a_receiver_is_given_up_after_its_time(
         over.wait(60)
         yield from ()
 
-    with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
+    with pytest.raises(errors.NoAnswer, match=r"no answer within 0\.2 s"):
         slow.send(endless())
     over.set()
 

@@ -22,13 +22,6 @@ from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
 from anabranch.records.hashes import HASH, find_hashes, find_keys, hash_at, hash_keys, keys_at
 from serving_layer import layer_diff as layer_files
-from serving_layer.layer_diff import (
-    SAMPLE,
-    Comparison,
-    Difference,
-    compare_files,
-    content_types,
-)
 from serving_layer.query.datasets import connected
 
 NAME = "games.other"
@@ -65,7 +58,7 @@ class Layers:
 
     def content(self, files: Sequence[DataFile]) -> dict[str, str]:
         table = self.table
-        return content_types(table.schema(), list(table.schemas().values()), files)
+        return layer_files.content_types(table.schema(), list(table.schemas().values()), files)
 
     def compare(
         self,
@@ -75,9 +68,9 @@ class Layers:
         unread: Ranges | None = None,
         erased: Sequence[Place] = (),
         letters: Sequence[DataFile] = (),
-    ) -> Difference:
+    ) -> layer_files.Difference:
         reader = RowReader.of(self.table)
-        return compare_files(
+        return layer_files.compare_files(
             speed, batch, reader, [*self.content(speed).values()], places(removed), places(erased),
             lambda: (reader, letters), unread or {}, in_tasks,
         )  # fmt: skip
@@ -136,7 +129,7 @@ def test_a_key_of_any_name_has_repeated_rows(key: str) -> None:
                        "kafka_offset": pa.array([o for o, _ in rows], pa.int64()),
                        key: pa.array([value for _, value in rows], pa.string())}  # fmt: skip
             connection.register(layer, pa.table(columns))
-        compared = Comparison(connection, {"n": "n", key: f'"{key}"'}, [key])
+        compared = layer_files.Comparison(connection, {"n": "n", key: f'"{key}"'}, [key])
         number, [found] = compared.repeated(5)
     assert (number, found.offset, found.repeats.offset) == (1, 2, 1)
     assert (found.key, found.is_equal) == ({key: "a"}, True)
@@ -247,7 +240,7 @@ def test_other_content_is_seen_in_every_type(tmp_path: Path) -> None:
     diff = layers.compare(one, other).diff
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
     sample = [(s["kind"], s["offset"]) for s in diff.sample or ()]
-    assert sample == [("changed", 10_000 * i) for i in range(SAMPLE)]
+    assert sample == [("changed", 10_000 * i) for i in range(layer_files.SAMPLE)]
 
 
 BEFORE = (

@@ -16,22 +16,12 @@ import pytest
 from budget import budget
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg import types
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, IdentityTransform
-from pyiceberg.types import (
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    NestedField,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
 from queries import sources
 
 from anabranch.common.errors import ConfigurationError, FileGone
@@ -41,13 +31,13 @@ from serving_layer.query import Answer, Derived, open_query
 NAME = "games.events"
 DAY = datetime(2026, 11, 21)
 SCHEMA = Schema(
-    NestedField(1, "id", LongType(), required=True),
-    NestedField(2, "event_date", DateType(), required=True),
-    NestedField(3, "ingest_hour", StringType(), required=True), NestedField(4, "n", LongType()),
-    NestedField(5, "x", DoubleType()), NestedField(6, "s", StringType()),
-    NestedField(7, "t", TimestamptzType()), NestedField(8, "local", TimestampType()),
-    NestedField(9, "d", DateType()), NestedField(10, "price", DecimalType(10, 2)),
-    NestedField(11, "flag", BooleanType()), NestedField(12, "made", TimestamptzType()),
+    types.NestedField(1, "id", types.LongType(), required=True),
+    types.NestedField(2, "event_date", types.DateType(), required=True),
+    types.NestedField(3, "ingest_hour", types.StringType(), required=True), types.NestedField(4, "n", types.LongType()),
+    types.NestedField(5, "x", types.DoubleType()), types.NestedField(6, "s", types.StringType()),
+    types.NestedField(7, "t", types.TimestamptzType()), types.NestedField(8, "local", types.TimestampType()),
+    types.NestedField(9, "d", types.DateType()), types.NestedField(10, "price", types.DecimalType(10, 2)),
+    types.NestedField(11, "flag", types.BooleanType()), types.NestedField(12, "made", types.TimestamptzType()),
 )  # fmt: skip
 SPEC = PartitionSpec(
     PartitionField(2, 1000, IdentityTransform(), "event_date"),
