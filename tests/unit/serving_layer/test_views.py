@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import proofs
 import pytest
 from budget import budget
 from conf_folders import said, write_environment, write_stream
@@ -28,10 +29,9 @@ from lakes import (
     new_state,
     new_stream,
     snapshots,
-    stage,
     tables_of,
 )
-from proofs import job
+from proofs import event, job, stage_rows
 from scale import measured
 
 from anabranch.common.errors import ConfigurationError, Terminal
@@ -56,7 +56,7 @@ from anabranch.protocol.state import Accepted, Confirmed, State
 from anabranch.protocol.watermarks import plan_hours, plan_open_spans
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer import views as filling
-from serving_layer.reader import Reader
+from serving_layer.reader import Reader, StreamTable
 from serving_layer.reader.selection import Selection
 from serving_layer.views import compute, estimate, fill, partial_hours, plan_known, sketch
 
@@ -126,33 +126,22 @@ class Story:
         for _ in range(dice.randrange(1, 9)):
             at = earliest + dice.randrange(int(span.total_seconds()) + 1) * timedelta(seconds=1)
             cents = dice.randrange(-500, 500)
-            rows.append(
-                {
-                    "id": f"{self.offset}",
-                    "at": dice.choice((at, at, at, at, None)),
-                    "country": dice.choice(("de", "fr", None)),
-                    "amount": dice.choice((Decimal(cents) / 100, None)),
-                    "n": dice.choice((2**63 - 1, -5, 7, None)),
-                    "ratio": dice.choice((0.25, 1.5, None)),
-                    "kafka_partition": 0,
-                    "kafka_offset": self.offset,
-                    "kafka_timestamp": start_of(hour),
-                    "ingest_hour": hour,
-                    "event_date": at.date(),
-                }
-            )
+            values = {
+                "at": dice.choice((at, at, at, at, None)), "country": dice.choice(("de", "fr", None)),
+                "amount": dice.choice((Decimal(cents) / 100, None)), "event_date": at.date(),
+                "n": dice.choice((2**63 - 1, -5, 7, None)), "ratio": dice.choice((0.25, 1.5, None)),
+            }  # fmt: skip
+            rows.append(event(0, self.offset, hour, **values))
             self.offset += 1
         self.rows[hour] += rows
-        publish = self.one.speed(self._stage(rows), {0: self.offset})
-        self.one.land(publish)
+        proofs.read(self.one, rows, {0: self.offset})
         return True
 
     def seal(self) -> bool:
         state = self.one.state()
         before, hour = state.timeline, state.timeline.open
         self.cuts[hour] = Cut("t", {0: (before.start[0], self.offset)})
-        sealed = before.sealed | {hour: self.cuts[hour]}
-        start = {0: self.offset}
+        sealed, start = before.sealed | {hour: self.cuts[hour]}, {0: self.offset}
         timeline = replace(before, open=shift(hour, 1), start=start, sealed=sealed)
         self.one.change(Change("speed"), timeline=timeline, state=state)
         return True
@@ -172,7 +161,7 @@ class Story:
         self.revisions[hour] += 1
         counts = HourAccount(good=len(rows), dead=0, duplicate=0, gap=0, gaps={}, speed_rows=0)
         accepted = Accepted(self.revisions[hour], self.cuts[hour])
-        built = Rebuilt(hour, accepted, self._stage(rows), (), counts, None)
+        built = Rebuilt(hour, accepted, stage_rows(self.one, rows), (), counts, None)
         state = self.one.state()
         is_confirmed = self.dice.random() < 0.5
         ids = frozenset(row.decision_id for row in state.decisions if is_confirmed)
@@ -211,16 +200,11 @@ class Story:
 
     def give(self) -> bool | None:
         """An operator gives an hour to a layer."""
-        state = self.one.state()
         hours = [h for h in self.cuts if self.revisions[h]]
-        if not hours:
-            return None
-        layer = self.dice.choice(("speed", "auto", "auto"))
-        acts.serve_hour(self.one.publisher, self.dice.choice(hours), layer, "a test")
-        return state is not None
-
-    def _stage(self, rows: list[dict[str, Any]]) -> Any:
-        return stage(self.one.lake, self.one.name, rows)
+        if hours:
+            layer = self.dice.choice(("speed", "auto", "auto"))
+            acts.serve_hour(self.one.publisher, self.dice.choice(hours), layer, "a test")
+        return True if hours else None
 
 
 def main_rows(one: StreamLake) -> list[dict[str, Any]]:
@@ -301,12 +285,9 @@ def test_a_view_is_a_group_by_always(tmp_path: Path, monkeypatch: pytest.MonkeyP
         view = stream.views[moment % 2]
         assert read(story.one, view) == grouped(story.one, view), (moment, story.happened)
         hours = partial_hours(story.one.lake, stream, view, story.one.state())
+        forgotten = hours.taken - story.one.state().accepted.keys()
         story.happened["read from partials"] += bool(hours.taken)
-        both, forgotten = (
-            hours.taken and hours.lacking,
-            hours.taken - story.one.state().accepted.keys(),
-        )
-        story.happened["read from partials and rows of accepted hours"] += bool(both)
+        story.happened["partials and rows of accepted hours"] += bool(hours.taken and hours.lacking)
         story.happened["forgotten hours read from partials"] += bool(forgotten)
     # The hazards happened.
     assert min(story.happened.values()) > 0
@@ -326,13 +307,26 @@ def new_story(folder: Path, **views: Any) -> Story:
     return story
 
 
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return new_story(tmp_path)
+
+
+@pytest.fixture
+def one(story: Story) -> StreamLake:
+    return story.one
+
+
+@pytest.fixture
+def view(one: StreamLake) -> View:
+    return one.stream.views[0]
+
+
 def taken(one: StreamLake) -> set[str]:
     return set(partial_hours(one.lake, one.stream, one.stream.views[0], one.state()).taken)
 
 
-def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
-    [view] = one.stream.views
+def test_accepted_hours_are_read_from_partials_alone(one: StreamLake, view: View) -> None:
     assert taken(one) == set()
     assert fill(one.lake, one.stream, view) == 3
     hours = {shift(FIRST, n) for n in range(3)}
@@ -366,9 +360,8 @@ def fill_into(one: StreamLake, step: Step, number: int) -> None:
 
 
 @pytest.mark.parametrize("step", FILLING, ids=lambda step: step.label)
-def test_a_process_killed_while_filling_leaves_true_views(tmp_path: Path, step: Step) -> None:
+def test_a_process_killed_while_filling_leaves_true_views(story: Story, step: Step) -> None:
     """Killed in the second of three hours, and twice in one that was restated."""
-    story = new_story(tmp_path)
     one, [view] = story.one, story.one.stream.views
     fill_into(one, step, 2)
     landed = step in (Step.COMMIT_LANDED, Step.VIEW_FILLED)
@@ -387,9 +380,8 @@ def test_a_process_killed_while_filling_leaves_true_views(tmp_path: Path, step: 
     assert read(one, view) == grouped(one, view)
 
 
-def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
-    fill(one.lake, one.stream, one.stream.views[0])
+def test_a_changed_definition_is_computed_again(one: StreamLake, view: View) -> None:
+    fill(one.lake, one.stream, view)
     for changed in (
         PER_MINUTE | {"window": "7 minutes"},
         PER_MINUTE | {"group": ["country", "n"]},
@@ -416,10 +408,9 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
     assert before.definition(before.views[0]) == after.definition(after.views[0]), why
 
 
-def test_a_branch_set_back_and_restated_is_not_what_it_was(tmp_path: Path) -> None:
+def test_a_branch_set_back_and_restated_is_not_what_it_was(story: Story, view: View) -> None:
     """The second revision 2 of an hour has other rows than the first, and the same number."""
-    story = new_story(tmp_path)
-    one, [view] = story.one, story.one.stream.views
+    one = story.one
     story.cuts = {FIRST: story.cuts[FIRST]}
     before = heads(one.table())["batch"]
     story.restate()
@@ -442,9 +433,8 @@ def test_a_branch_set_back_and_restated_is_not_what_it_was(tmp_path: Path) -> No
     assert read(one, view) == grouped(one, view)
 
 
-def test_files_decide_where_the_ledger_is_ambiguous(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
-    fill(one.lake, one.stream, one.stream.views[0])
+def test_files_decide_where_the_ledger_is_ambiguous(one: StreamLake, view: View) -> None:
+    fill(one.lake, one.stream, view)
     one.lake.catalog.drop_table(one.stream.hours_table)
     admin.create(one.lake, one.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
     assert len(taken(one)) == 3
@@ -476,34 +466,26 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     bounds = EventTime(column="at", past=PAST, future=FUTURE)
     views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
     stream = new_stream(schema=wide, event_time=bounds, views=views)
-    other = new_lake(tmp_path / "wide", stream)
-    last = Story(other, random.Random(1))
-    values = {
-        "id": "a", "at": start_of(FIRST), "n": Decimal(10**38 - 1), "kafka_partition": 0,
-        "ingest_hour": FIRST,
-    }  # fmt: skip
-    rows = [values | {"kafka_offset": o, "event_date": start_of(FIRST).date()} for o in range(2)]
-    other.land(other.speed(last._stage(rows), {0: 2}))
+    other, most = new_lake(tmp_path / "wide", stream), Decimal(10**38 - 1)
+    rows = [event(0, o, FIRST, at=start_of(FIRST), n=most) for o in range(2)]
+    proofs.read(other, rows, {0: 2})
     with pytest.raises((ConfigurationError, Terminal), match="Overflow"):
         read(other, other.stream.views[0])
 
 
-def test_an_hour_without_records_is_filled_once(tmp_path: Path) -> None:
-    story = new_story(tmp_path)
+def test_an_hour_without_records_is_filled_once(story: Story, view: View) -> None:
     story.seal()
     story.seal()
     story.rows.clear()
     story.accept()
     story.accept()
-    [view] = story.one.stream.views
     assert fill(story.one.lake, story.one.stream, view) == 5
     assert fill(story.one.lake, story.one.stream, view) == 0
     assert read(story.one, view) == grouped(story.one, view)
 
 
-def test_as_of_a_snapshot_and_of_accepted_hours_alone(tmp_path: Path) -> None:
-    story = new_story(tmp_path)
-    one, [view] = story.one, story.one.stream.views
+def test_as_of_a_snapshot_and_of_accepted_hours_alone(story: Story, view: View) -> None:
+    one = story.one
     before, at = read(one, view), heads(one.table())["main"]
     fill(one.lake, one.stream, view)
     story.receive()
@@ -514,10 +496,7 @@ def test_as_of_a_snapshot_and_of_accepted_hours_alone(tmp_path: Path) -> None:
     assert sum(row["events"] for row in accepted.values()) == len(rows)
 
 
-def test_the_handle_reads_a_view(tmp_path: Path) -> None:
-    from serving_layer.reader import StreamTable
-
-    one = new_story(tmp_path).one
+def test_the_handle_reads_a_view(one: StreamLake) -> None:
     handle = StreamTable(reader(one), one.stream, Selection())
     view = handle.view("per_minute")
     rows = len(read(one, one.stream.views[0]))
@@ -567,9 +546,7 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
 
 
-def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
-    [view] = one.stream.views
+def test_maintenance_removes_unreferenced_files_of_views_alone(one: StreamLake, view: View) -> None:
     hours = partial_hours(one.lake, one.stream, view, one.state())
     computed = compute(one.stream, view, one.state(), hours, hours.lacking)
     never_named = write_files(hours.partials, computed, {})
@@ -584,9 +561,8 @@ def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path
     assert read(one, view) == before
 
 
-def test_few_snapshots_of_partials_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_snapshots_of_partials_stay(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the commit that expires a snapshot adds one, so there is always one to expire."""
-    one = new_story(tmp_path).one
     [view] = one.stream.views
     fill(one.lake, one.stream, view)
     name, partials = one.stream.partials_table(view), read(one, view)
@@ -599,9 +575,7 @@ def test_few_snapshots_of_partials_stay(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(one, view) == partials and len(taken(one)) == 3
 
 
-def test_a_query_of_a_view_opens_each_manifest_of_its_partials_once(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
-    [view] = one.stream.views
+def test_a_query_of_a_view_opens_each_manifest_once(one: StreamLake, view: View) -> None:
     fill(one.lake, one.stream, view)
     partials = one.lake.load(one.stream.partials_table(view))
     there = {m.manifest_path for m in head(partials, "main").manifests(partials.io)}
@@ -612,10 +586,8 @@ def test_a_query_of_a_view_opens_each_manifest_of_its_partials_once(tmp_path: Pa
     assert cost.read["manifest"] == len(there) + of_rows
 
 
-def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> None:
+def test_a_filler_that_waited_over_orphan_removal_is_refused(one: StreamLake, view: View) -> None:
     """Its files are gone by then."""
-    one = new_story(tmp_path).one
-    [view] = one.stream.views
     hours = partial_hours(one.lake, one.stream, view, one.state())
     write_files(hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {})
     maintain(job(one), datetime.now(UTC) + timedelta(days=4))
@@ -623,8 +595,7 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
     assert not filling._replace(one.lake, one.stream, view, hours, partials)
 
 
-def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Path) -> None:
-    one = new_story(tmp_path).one
+def test_the_progress_of_views_and_the_shells_tables(one: StreamLake, tmp_path: Path) -> None:
     write_environment(tmp_path)
     bounds = {"column": "at", "past": "2 hours", "future": "30 minutes"}
     views = {"per_minute": PER_MINUTE}
@@ -633,13 +604,11 @@ def test_the_progress_of_views_and_the_tables_that_the_shell_lists(tmp_path: Pat
     def ask(*arguments: str, expect: int = 0) -> str:
         return said("query", *arguments, "--conf", str(tmp_path), expect=expect)
 
-    [found] = filling.fill_status(one.lake, one.stream)
-    first = tuple(shift(FIRST, n) for n in range(3))
-    name = one.stream.views[0].name
-    assert found == filling.FilledView(name, f"{one.name}_per_minute", 0, first)
+    lacking = tuple(shift(FIRST, n) for n in range(3))
+    status = filling.FilledView("per_minute", f"{one.name}_per_minute", 0, lacking)
+    assert filling.fill_status(one.lake, one.stream) == [status]
     filling.try_fill(one.lake, one.stream)
-    [found] = filling.fill_status(one.lake, one.stream)
-    assert (found.filled, found.lacking) == (3, ())
+    assert filling.fill_status(one.lake, one.stream) == [replace(status, filled=3, lacking=())]
 
     shown = {row["name"] for row in json.loads(ask("SHOW TABLES", "--output", "json"))}
     names = ("events", "events_hours", "events_dead_letters", "events_per_minute")
@@ -665,6 +634,5 @@ def test_a_view_has_no_records_of_the_topic(tmp_path: Path) -> None:
     stream = with_views(per_minute=PER_MINUTE)
     reader = Reader(Lake(new_environment(tmp_path)), {stream.table: stream})
     view = stream.view_table(stream.views[0])
-    refused = pytest.raises(ConfigurationError, match="leave --live out, or query the table")
-    with refused, reader.query(f"FROM {view}", Selection(), tails=[]):
-        pass
+    with pytest.raises(ConfigurationError, match="leave --live out, or query the table"):
+        reader.query(f"FROM {view}", Selection(), tails=[]).__enter__()
