@@ -1,6 +1,5 @@
 """The balance closes for the true account, and for no account in which one record is wrong."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,94 +18,65 @@ from batch_layer.balance import (
 )
 
 ALLOWED = ("control", "aborted")
+RANGES = {0: (100, 110), 1: (5, 9), 2: (3, 3)}
 TRUE = Balance(
-    cut=Cut("t", {0: (100, 110), 1: (5, 9), 2: (3, 3)}), good=Counted({0: 6, 1: 3}, rows=9),
-    dead=Counted({0: 1}, rows=1), duplicate={0: 1, 1: 1},
-    gaps={"control": {0: 1}, "aborted": {0: 1}}, conflicts={1: 1},
+    cut=Cut("t", RANGES), good=Counted({0: 6, 1: 3}, rows=9), dead=Counted({0: 1}, rows=1),
+    duplicate={0: 1, 1: 1}, gaps={"control": {0: 1}, "aborted": {0: 1}}, conflicts={1: 1},
 )  # fmt: skip
 
 
-def test_the_true_balance_closes_with_its_counts() -> None:
+def test_the_true_balance_and_an_empty_hour_close_with_their_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
     assert TRUE.counts == HourAccount(
         offsets=14, good=9, dead=1, duplicate=2, gap=2, conflicts=1,
         gaps={"aborted": 1, "control": 1},
     )  # fmt: skip
     assert [account.conflicts for account in TRUE.partitions.values()] == [None, 1, None]
+    expected = "gaps: expected only none, found 1"
+    assert TRUE.disallowed(()) == [f"{expected} aborted", f"{expected} control"]
+    empty = Balance(Cut("t", {0: (4, 4)}), Counted(), Counted(), {}, {})
+    assert [*empty.problems(), *empty.disallowed(())] == [] and empty.counts.offsets == 0
 
 
-PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
-    "one row lost": (
-        lambda b: replace(b, good=Counted({0: 5, 1: 3}, rows=8)),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 5 good, 1 dead, 1 duplicate, 2 "
-        "in gaps",
-    ),
-    "one row twice": (
-        lambda b: replace(b, good=Counted({0: 6, 1: 3}, rows=10)),
-        "rows: expected each offset once, found 1 more",
-    ),
-    "one row outside the cut": (
-        lambda b: replace(b, good=Counted({0: 6, 1: 3}, rows=10, outside=1)),
-        "rows: expected none outside the cut, found 1",
-    ),
-    "one row outside in place of one inside": (
-        lambda b: replace(b, good=Counted({0: 6, 1: 2}, rows=9, outside=1)),
-        "partition 1: expected 4 offsets in [5, 9), found 3: 2 good, 0 dead, 1 duplicate, 0 in "
-        "gaps",
-    ),
-    "one dead letter lost": (
-        lambda b: replace(b, dead=Counted()),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 0 dead, 1 duplicate, 2 "
-        "in gaps",
-    ),
-    "one dead letter twice": (
-        lambda b: replace(b, dead=Counted({0: 1}, rows=2)),
-        "dead letters: expected each offset once, found 1 more",
-    ),
-    "one dead letter outside the cut": (
-        lambda b: replace(b, dead=Counted({0: 1}, rows=2, outside=1)),
+def unequal(partition: int, good: int, dead: int, duplicate: int, gaps: int) -> str:
+    """The problem of a partition in which so many offsets are found."""
+    (start, end), found = RANGES[partition], good + dead + duplicate + gaps
+    counts = f"{good} good, {dead} dead, {duplicate} duplicate, {gaps} in gaps"
+    of = f"{end - start} offsets in [{start}, {end})"
+    return f"partition {partition}: expected {of}, found {found}: {counts}"
+
+
+# What is wrong, the counts of it, and the problem that is found.
+PERTURBED: list[tuple[str, dict[str, Any], str]] = [
+    ("one row lost", {"good": Counted({0: 5, 1: 3}, 8)}, unequal(0, 5, 1, 1, 2)),
+    ("one row twice", {"good": Counted({0: 6, 1: 3}, 10)}, "rows: expected each offset once, found 1 more"),
+    ("one row outside the cut", {"good": Counted({0: 6, 1: 3}, 10, 1)}, "rows: expected none outside the cut, found 1"),
+    ("one row outside in place of one inside", {"good": Counted({0: 6, 1: 2}, 9, 1)}, unequal(1, 2, 0, 1, 0)),
+    ("one dead letter lost", {"dead": Counted()}, unequal(0, 6, 0, 1, 2)),
+    ("one dead letter twice", {"dead": Counted({0: 1}, 2)}, "dead letters: expected each offset once, found 1 more"),
+    (
+        "one dead letter outside the cut", {"dead": Counted({0: 1}, 2, 1)},
         "dead letters: expected none outside the cut, found 1",
     ),
-    "one record both good and dead": (
-        lambda b: replace(b, dead=Counted({0: 1, 1: 1}, rows=2)),
-        "partition 1: expected 4 offsets in [5, 9), found 5: 3 good, 1 dead, 1 duplicate, 0 in "
-        "gaps",
-    ),
-    "one duplicate forgotten": (
-        lambda b: replace(b, duplicate={0: 1}),
-        "partition 1: expected 4 offsets in [5, 9), found 3: 3 good, 0 dead, 0 duplicate, 0 in "
-        "gaps",
-    ),
-    "two duplicates with other content among one": (
-        lambda b: replace(b, conflicts={1: 2}),
+    ("one record both good and dead", {"dead": Counted({0: 1, 1: 1}, 2)}, unequal(1, 3, 1, 1, 0)),
+    ("one duplicate forgotten", {"duplicate": {0: 1}}, unequal(1, 3, 0, 0, 0)),
+    (
+        "two duplicates with other content among one", {"conflicts": {1: 2}},
         "partition 1: expected duplicates with other content among 1 duplicates, found 2",
     ),
-    "one gap not explained": (
-        lambda b: replace(b, gaps={"control": {0: 1}}),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 1 dead, 1 duplicate, 1 "
-        "in gaps",
-    ),
-    "one gap of a class that is not allowed": (
-        lambda b: replace(b, gaps={"control": {0: 1}, "retention": {0: 1}}),
+    ("one gap not explained", {"gaps": {"control": {0: 1}}}, unequal(0, 6, 1, 1, 1)),
+    (
+        "one gap of a class that is not allowed", {"gaps": {"control": {0: 1}, "retention": {0: 1}}},
         "gaps: expected only control, aborted, found 1 retention",
     ),
-    "a loss in one partition that another makes up for": (
-        lambda b: replace(b, good=Counted({0: 7, 1: 2}, rows=9)),
-        "partition 0: expected 10 offsets in [100, 110), found 11: 7 good, 1 dead, 1 duplicate, 2 "
-        "in gaps",
-    ),
-    "a row in a partition whose range is empty": (
-        lambda b: replace(b, good=Counted({0: 6, 1: 3, 2: 1}, rows=10)),
-        "partition 2: expected 0 offsets in [3, 3), found 1: 1 good, 0 dead, 0 duplicate, 0 in "
-        "gaps",
-    ),
-}
+    ("a loss in one partition that another makes up for", {"good": Counted({0: 7, 1: 2}, 9)}, unequal(0, 7, 1, 1, 2)),
+    ("a row in a partition whose range is empty", {"good": Counted({0: 6, 1: 3, 2: 1}, 10)}, unequal(2, 1, 0, 0, 0)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PERTURBED)
-def test_the_account_does_not_close_with(name: str) -> None:
-    perturb, problem = PERTURBED[name]
-    balance = perturb(TRUE)
+@pytest.mark.parametrize(("_", "wrong", "problem"), PERTURBED, ids=[name for name, *_ in PERTURBED])
+def test_the_account_does_not_close(_: str, wrong: dict[str, Any], problem: str) -> None:
+    balance = replace(TRUE, **wrong)
     assert problem in [*balance.problems(), *balance.disallowed(ALLOWED)]
 
 
@@ -118,23 +88,14 @@ def test_conflicts_that_were_not_found_again_are_those_of_the_accepted_revision(
     assert conflicts_of({2: 1}, before, {}) == {}
 
 
-def test_a_stream_that_allows_no_gap_gets_that_remedy() -> None:
-    assert TRUE.disallowed(()) == [
-        "gaps: expected only none, found 1 aborted", "gaps: expected only none, found 1 control",
-    ]  # fmt: skip
-
-
-def test_an_empty_hour_closes() -> None:
-    empty = Balance(Cut("t", {0: (4, 4)}), Counted(), Counted(), {}, {})
-    assert [*empty.problems(), *empty.disallowed(())] == []
-    assert empty.counts.offsets == 0
-
-
 def test_a_gap_has_the_class_that_the_log_shows() -> None:
     seen = {"control": {0: 2}, "aborted": {0: 4, 1: 1}, "compacted": {0: 1, 1: 1}, "retention": {}}
     assert classify_gaps({0: 7, 1: 2, 2: 0}, seen) == {
         "control": {0: 2}, "aborted": {0: 4, 1: 1}, "compacted": {0: 1, 1: 1},
     }  # fmt: skip
+    assert classify_gaps({0: 0, 1: 0}, {}) == {}
+    assert not has_missing({0: (3, 5), 1: (7, 7)}, {0: 2})
+    assert has_missing({0: (3, 5), 1: (7, 8)}, {0: 2})
 
 
 def test_an_unexplained_offset_is_not_a_control_record() -> None:
@@ -146,24 +107,13 @@ def test_an_unexplained_offset_is_not_a_control_record() -> None:
         {0: ((2, 3), (4, 5))},
     )  # fmt: skip
     assert balance.counts.gap == 4
+    why = "expected Kafka's log to explain every offset that was not read, found"
     assert balance.problems() == [
-        (
-            "partition 0: expected Kafka's log to explain every offset that was not read, found 2 "
-            "whose record the log contains, from offset 2, 4 on"
-        ),
-        (
-            "partition 1: expected Kafka's log to explain every offset that was not read, found 1 "
-            "without an explanation"
-        ),
+        f"partition 0: {why} 2 whose record the log contains, from offset 2, 4 on",
+        f"partition 1: {why} 1 without an explanation",
     ]
     # No class in a stream's file allows it, and no operator overrules it.
     assert balance.disallowed(("control",)) == []
-
-
-def test_nothing_missing_is_no_gap() -> None:
-    assert classify_gaps({0: 0, 1: 0}, {}) == {}
-    assert not has_missing({0: (3, 5), 1: (7, 7)}, {0: 2})
-    assert has_missing({0: (3, 5), 1: (7, 8)}, {0: 2})
 
 
 def before(good: int = 5, dead: int = 1, duplicate: int = 2, **gaps: int) -> dict[int, Account]:

@@ -17,6 +17,7 @@ from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.job import Job
 from anabranch.lifecycle.maintenance import plan_dead_letters
 from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import (
@@ -95,10 +96,13 @@ def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
     assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
 
 
-def test_missing_staged_rows_are_noticed(lake: StreamLake) -> None:
+def test_lost_rows_and_a_changed_look_back_are_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
     assert verdict(lake, staged) is plan.PublishCheck.GONE
+    assert (
+        verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is plan.PublishCheck.MOVED
+    )
 
 
 def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:
@@ -109,12 +113,6 @@ def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: 
     assert dead.snapshot_id in removed.expire
     assert verdict(lake, staged, age=day) is plan.PublishCheck.GONE
     assert verdict(lake, staged, age=day / 3) is plan.PublishCheck.PUBLISH
-
-
-def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
-    assert (
-        verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is plan.PublishCheck.MOVED
-    )
 
 
 def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
@@ -133,10 +131,15 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
     assert plan.plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
 
 
+def of_empty_hours(folder: Path, count: int) -> tuple[StreamLake, list[str]]:
+    """A lake of so many sealed hours without records."""
+    run = [shift(H0, i) for i in range(count)]
+    opened = Timeline(H0, shift(H0, count), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
+    return new_lake(folder, timeline=opened), run
+
+
 def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
-    run = [shift(H0, i) for i in range(MAX_MAIN_ONLY_HOURS + 3)]
-    opened = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
-    lake = new_lake(tmp_path, timeline=opened)
+    lake, run = of_empty_hours(tmp_path, MAX_MAIN_ONLY_HOURS + 3)
     moved = []
     for hour in run:
         before = lake.state()
@@ -151,9 +154,7 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
 
 
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:
-    run = [shift(H0, i) for i in range(2 * plan.ACCEPTED_AT_ONCE + 1)]
-    timeline = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
-    lake = new_lake(tmp_path, timeline=timeline)
+    lake, run = of_empty_hours(tmp_path, 2 * plan.ACCEPTED_AT_ONCE + 1)
     job = Job(new_environment(tmp_path), lake.stream, lake.lake, Broker().adapter)
     results = Rebuilder(job, NO_SPARK).accept_empty(run)
     assert [r.hour for r in results] == run
@@ -212,11 +213,9 @@ def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_pa
 
 # When a refused hour is rebuilt by itself, and when its refusal is said again.
 
-HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
-FAR = "2026-11-20T20"
-REFUSED_CUT = Cut("t", {0: (10, 20)})
-REFUSED_AT = datetime(2026, 11, 21, 5, tzinfo=UTC)
-STREAM = new_stream()
+FAR, BEFORE, HOUR, AFTER = "2026-11-20T20", "2026-11-21T02", "2026-11-21T03", "2026-11-21T04"
+REFUSED_CUT, REFUSED_AT = Cut("t", {0: (10, 20)}), datetime(2026, 11, 21, 5, tzinfo=UTC)
+STREAM, OF_HOUR = new_stream(), Accepted(1, REFUSED_CUT)
 
 
 def state(**values: Any) -> State:
@@ -224,19 +223,19 @@ def state(**values: Any) -> State:
 
 
 def basis(
-    stream: config.Stream = STREAM,
-    suite: bytes = b"",
-    at: State | None = None,
-    cut: Cut = REFUSED_CUT,
+    stream: config.Stream = STREAM, suite: bytes = b"", cut: Cut = REFUSED_CUT, **values: Any
 ) -> str:
-    return plan.refusal_basis(stream, suite, at or state(), HOUR, cut)
+    return plan.refusal_basis(stream, suite, state(**values), HOUR, cut)
 
 
-def test_nothing_changed_is_the_same_basis() -> None:
-    assert basis() == basis(new_stream(), at=state())
+def test_a_basis_is_that_of_its_inputs_and_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert basis() == basis(new_stream())
     # Of no account for how an hour is judged.
     assert basis() == basis(new_stream(speed={"trigger": "9 seconds"}, airflow={"owner": "me"}))
-    assert basis() == basis(at=state(accepted={FAR: Accepted(1, REFUSED_CUT)}))
+    assert basis() == basis(accepted={FAR: OF_HOUR})
+    before = basis()
+    monkeypatch.setattr(plan, "VERSION", "9.9.9")
+    assert basis() != before
 
 
 @pytest.mark.parametrize(
@@ -247,21 +246,15 @@ def test_nothing_changed_is_the_same_basis() -> None:
         basis(suite=b"expectations: []"),
         basis(cut=Cut("t", {0: (10, 21)})),
         basis(cut=Cut("other", {0: (10, 20)})),
-        basis(at=state(accepted={BEFORE: Accepted(1, REFUSED_CUT)})),
-        basis(at=state(accepted={BEFORE: Accepted(2, REFUSED_CUT)})),
-        basis(at=state(accepted={AFTER: Accepted(1, REFUSED_CUT)})),
-        basis(at=state(overrides={BEFORE: "speed"})),
-        basis(at=replace(state(), position=replace(state().position, offsets={0: 15}))),
+        basis(accepted={BEFORE: OF_HOUR}),
+        basis(accepted={BEFORE: replace(OF_HOUR, revision=2)}),
+        basis(accepted={AFTER: OF_HOUR}),
+        basis(overrides={BEFORE: "speed"}),
+        basis(position=Position("t", {0: 15})),
     ],
 )
 def test_a_verdict_contains_its_inputs(changed: str) -> None:
     assert changed != basis()
-
-
-def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = basis()
-    monkeypatch.setattr(plan, "VERSION", "9.9.9")
-    assert basis() != before
 
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
@@ -269,7 +262,7 @@ def row(kind: Kind, id: str | None = None) -> LedgerRow:
     return ledger.decision(HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id, reason="no")
 
 
-def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:
+def test_a_refusal_is_valid_and_written_once_while_its_inputs_are_unchanged() -> None:
     refusal = row("refused")
     assert plan.is_still_valid(
         refusal, basis(), REFUSED_AT + plan.REBUILD_AFTER - timedelta(seconds=1)
@@ -277,10 +270,6 @@ def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> No
     assert not plan.is_still_valid(refusal, basis(), REFUSED_AT + plan.REBUILD_AFTER)
     assert not plan.is_still_valid(refusal, basis(suite=b"another"), REFUSED_AT)
     assert not plan.is_still_valid(None, basis(), REFUSED_AT)
-
-
-def test_a_refusal_is_written_again_only_if_it_changed() -> None:
-    refusal = row("refused")
     assert not plan.should_record(refusal, basis(), 1, "no", REFUSED_AT)
     assert plan.should_record(refusal, basis(), 1, "another reason", REFUSED_AT)
     assert plan.should_record(refusal, basis(), 2, "no", REFUSED_AT)
@@ -290,11 +279,9 @@ def test_a_refusal_is_written_again_only_if_it_changed() -> None:
 
 
 def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
-    sealed, refused, accepted, served = (
-        row("sealed"), row("refused"), row("accepted"), row("served"),
-    )  # fmt: skip
+    sealed, refused, accepted = row("sealed"), row("refused"), row("accepted")
     assert plan.last_refusal([sealed, refused], HOUR) is refused
-    assert plan.last_refusal([sealed, refused, served], HOUR) is refused
+    assert plan.last_refusal([sealed, refused, row("served")], HOUR) is refused
     assert plan.last_refusal([sealed, accepted, refused], HOUR) is refused
     assert plan.last_refusal([refused, accepted], HOUR) is None
     assert plan.last_refusal([sealed], HOUR) is None

@@ -92,12 +92,11 @@ def test_streams_take_turns_the_oldest_hour_first() -> None:
         streams.add("new", [(H[9], 1)])
         streams.add("old", [(H[0], 1), (H[1], 1)])
         streams.add("older", [("2026-11-20T05", 1)])
-    began = []
     first = ("older 2026-11-20T05", f"long {H[0]}", f"old {H[0]}", f"new {H[9]}")
-    for turn in (*first, f"long {H[1]}", f"old {H[1]}"):
+    begun = [*first, f"long {H[1]}", f"old {H[1]}"]
+    for turn in begun:
         streams.end(turn)
-        began.append(turn)
-    assert streams.end_all() == [*began, f"long {H[2]}", f"long {H[3]}"]
+    assert streams.end_all() == [*begun, f"long {H[2]}", f"long {H[3]}"]
     assert streams.most == 1
 
 

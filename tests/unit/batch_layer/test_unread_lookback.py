@@ -77,14 +77,9 @@ def lake(tmp_path: Path) -> StreamLake:
     return made
 
 
-def micro_batches(lake: StreamLake) -> Callable[[], None]:
-    """A speed layer that goes on amid the first hour while another is rebuilt."""
-    return lambda: read(lake, lake.state().position.offsets[0] + 1)
-
-
 def test_an_hour_is_accepted_while_speed_works_off_its_look_back(lake: StreamLake) -> None:
     """The hazard: each micro-batch changes what duplicates are judged by; it is built for ever."""
-    made, hours = rebuilder(lake, micro_batches(lake))
+    made, hours = rebuilder(lake, lambda: read(lake, lake.state().position.offsets[0] + 1))
     result = made.rebuild(H1)
     assert (result.decision, result.revision, hours.built) == ("accepted", 1, [H1])
     assert lake.state().position.offsets == {0: 5}, "the hazard did not happen"
@@ -100,7 +95,7 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     found = stream_run.to_recheck(made._job, lake.state())
     assert found == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
-    result = made.rebuild(H1, stream_run.to_recheck(made._job, lake.state())[H1])
+    result = made.rebuild(H1, found[H1])
     assert (result.decision, result.revision, result.reason) == ("accepted", 2, why)
     assert hours.built == [H1]
     assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
@@ -111,8 +106,7 @@ def test_a_refused_restatement_is_not_tried_by_every_run(lake: StreamLake) -> No
     made, _ = rebuilder(lake)
     made.rebuild(H1)
     read(lake, 10)
-    row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
-    lake.ledger.record([row])
+    lake.ledger.record([ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")])
     assert stream_run.to_recheck(made._job, lake.state()) == {}
 
 
@@ -137,35 +131,25 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
     assert stream_run.to_recheck(made._job, lake.state()) == {}
 
 
-def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:
+def a_late_row(lake: StreamLake) -> None:
+    lake.serve([(H0, 0, 99)], {0: 10})
+
+
+def an_acceptance(lake: StreamLake) -> None:
+    staged = lake.stage([(H0, 0, o) for o in range(10)])
+    rest = replace(lake.state().timeline, sealed={H1: CUTS[H1], H2: CUTS[H2]})
+    lake.land(lake.accept(staged, H0, Accepted(1, CUTS[H0]), timeline=rest))
+
+
+@pytest.mark.parametrize(("upto", "change"), [(10, a_late_row), (4, an_acceptance)])
+def test_what_happens_to_a_look_back_meanwhile_is_noticed(
+    lake: StreamLake, upto: int, change: Callable[[StreamLake], None]
+) -> None:
     """Rows that come where none are awaited are compared: the hour is built again, and holds."""
-    read(lake, 10)
-    came: list[bool] = []
-
-    def meanwhile() -> None:
-        if not came:
-            came.append(True)
-            lake.serve([(H0, 0, 99)], {0: 10})
-
-    made, hours = rebuilder(lake, meanwhile)
+    read(lake, upto)
+    left = [change]
+    made, hours = rebuilder(lake, lambda: left.pop()(lake) if left else None)
     assert made.rebuild(H1).decision == "accepted"
-    assert hours.built == [H1, H1]
-    assert lake.state().accepted[H1].unread == ()
-
-
-def test_an_hour_that_is_accepted_meanwhile_is_noticed(lake: StreamLake) -> None:
-    accepted: list[bool] = []
-
-    def meanwhile() -> None:
-        if not accepted:
-            accepted.append(True)
-            staged = lake.stage([(H0, 0, o) for o in range(10)])
-            rest = replace(lake.state().timeline, sealed={H1: CUTS[H1], H2: CUTS[H2]})
-            publish = lake.accept(staged, H0, Accepted(1, CUTS[H0]), timeline=rest)
-            lake.land(publish)
-
-    made, hours = rebuilder(lake, meanwhile)
-    made.rebuild(H1)
     assert hours.built == [H1, H1]
     assert lake.state().accepted[H1].unread == ()
 
@@ -177,14 +161,11 @@ def of(offset: int, timeline: Timeline = TIMELINE, **values: Any) -> State:
     return new_state(timeline, {0: offset}, **values)
 
 
-def test_unread_hours_of_the_speed_layer_may_grow() -> None:
+def test_unread_hours_of_the_speed_layer_alone_may_grow() -> None:
     assert unread_hours(of(4), [H0]) == {H0}
     assert unread_hours(of(0), [H0, H1]) == {H0, H1}
     assert unread_hours(of(10), [H0, H1]) == {H1}
     assert unread_hours(of(10), [H0]) == set()
-
-
-def test_nothing_more_comes_of_other_hours() -> None:
     accepted = {H0: Accepted(1, CUTS[H0])}
     assert unread_hours(of(4, accepted=accepted), [H0]) == set(), "batch serves it"
     assert unread_hours(of(4, accepted=accepted, overrides={H0: "speed"}), [H0]) == {H0}

@@ -131,16 +131,13 @@ def test_a_reader_of_the_running_hour_opens_at_most_100(dates: int, each: int, r
 @settings(max_examples=60)
 def test_each_file_is_in_one_group_of_one_kind(rows: list[int], seed: int, has_ended: bool) -> None:
     chance = random.Random(seed)
-    files = [
-        Small(
-            str(i),
-            n,
-            (date(2026, 11, chance.choice([20, 21])), FIRST),
-            spec_id=chance.choice([0, 0, 1]),
-            column_sizes=chance.choice([{1: 1}, {1: 1}, {1: 1, 2: 1}]),
-        )
-        for i, n in enumerate(rows)
-    ]
+
+    def small(i: int, n: int) -> Small:
+        day, sizes = chance.choice([20, 21]), chance.choice([{1: 1}, {1: 1}, {1: 1, 2: 1}])
+        place = (date(2026, 11, day), FIRST)
+        return Small(str(i), n, place, spec_id=chance.choice([0, 0, 1]), column_sizes=sizes)
+
+    files = [small(i, n) for i, n in enumerate(rows)]
     apart = {str(i): "other" for i in range(0, len(rows), 7)}
     groups = plan(files, has_ended, apart)
     taken = [f.file_path for group in groups for f in group]
@@ -429,33 +426,29 @@ def test_a_file_of_a_requested_commit_is_never_deleted(
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
 
 
-def test_rows_that_are_not_read_back_are_not_published(
-    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda rows: rows.slice(1), r"expected to read the same rows .*roll_up: false"),
+        (lambda rows: rows.take([*range(len(rows))][::-1]), "found others"),
+    ],
+    ids=["fewer", "in another order"],
+)
+def test_rows_that_are_not_read_back_as_they_were_are_not_published(
+    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pa.Table], pa.Table], found: str,
+) -> None:  # fmt: skip
     publish(lake, 10)
-    before = files(lake)
-    real = rewriting.groups_by_size
-    monkeypatch.setattr(
-        rewriting, "groups_by_size", lambda *given: ([b.slice(1)] for b, *_ in real(*given))
-    )
-    with pytest.raises(Terminal, match=r"expected to read the same rows .*roll_up: false"):
+    before, real = files(lake), rewriting.groups_by_size
+
+    def changed(*given: Any) -> Iterator[list[pa.RecordBatch]]:
+        for group in real(*given):
+            yield change(pa.Table.from_batches(group)).to_batches()
+
+    monkeypatch.setattr(rewriting, "groups_by_size", changed)
+    with pytest.raises(Terminal, match=found):
         rolling.finish()
     assert files(lake) == before
-    assert not stored(lake)
-
-
-def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(lake, 3)
-    sources = files_of(lake.table(), "speed", FIRST)
-    real = rewriting.groups_by_size
-
-    def turned(*given: Any) -> Iterator[list[pa.RecordBatch]]:
-        for group in real(*given):
-            yield pa.Table.from_batches(group).take([2, 1, 0]).to_batches()
-
-    monkeypatch.setattr(rewriting, "groups_by_size", turned)
-    with pytest.raises(Terminal, match=r"found others"):
-        rewrite(lake.table(), sources)
     assert not stored(lake)
 
 
@@ -532,27 +525,23 @@ def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
     assert len(files(lake)) == 10
 
 
-def test_an_old_compaction_is_discarded(lake: StreamLake, rolling: Compaction) -> None:
+@pytest.mark.parametrize("by_clock", [False, True], ids=["this process", "the table's clock"])
+def test_an_old_compaction_is_discarded(
+    lake: StreamLake, rolling: Compaction, by_clock: bool
+) -> None:
+    ahead = timedelta()
+    if by_clock:
+        lake.lake.__dict__["clock"] = SimpleNamespace(now=lambda *_: datetime.now(UTC) + ahead)
     publish(lake, 10)
     written(rolling)
-    rolling._began -= timedelta(minutes=10)
+    ahead = timedelta(minutes=11)
+    rolling._began -= timedelta(minutes=0 if by_clock else 10)
     rolling.published(0)
     assert not stored(lake)
     assert len(files(lake)) == 10
     assert is_stale(NOW, NOW + timedelta(minutes=10))
     assert is_stale(NOW, NOW - timedelta(seconds=1)), "a clock that was set back says nothing"
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
-
-
-def test_a_compactions_age_is_by_the_tables_clock(lake: StreamLake, rolling: Compaction) -> None:
-    ahead = timedelta()
-    lake.lake.__dict__["clock"] = SimpleNamespace(now=lambda *_: datetime.now(UTC) + ahead)
-    publish(lake, 10)
-    written(rolling)
-    ahead = timedelta(minutes=11)
-    rolling.published(0)
-    assert not stored(lake)
-    assert len(files(lake)) == 10
 
 
 def test_it_waits_for_a_queue_or_a_merge(lake: StreamLake, rolling: Compaction) -> None:

@@ -8,25 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.config import Speed
+from anabranch.offsets.position import Offsets
 from speed_layer import plan
 from speed_layer.group_staging import runs_of
 
 
-def test_nothing_waits_where_the_log_ends_at_the_position() -> None:
-    assert plan.plan_waiting({0: 5, 1: 7}, {0: 5, 1: 7}, 100) is None
-
-
-def test_all_that_waits_is_read_at_once_up_to_the_limit() -> None:
-    assert plan.plan_waiting({0: 5, 1: 7}, {0: 9, 1: 7}, 4) == plan.Waiting({0: (5, 9)}, True)
-
-
-def test_more_than_the_limit_is_shared_in_proportion() -> None:
-    waiting = plan.plan_waiting({0: 0, 1: 0, 2: 0}, {0: 3000, 1: 1000, 2: 1}, 400)
-    assert waiting == plan.Waiting({0: (0, 299), 1: (0, 99), 2: (0, 1)}, False)
-
-
-def test_a_partition_that_the_position_lacks_is_not_read() -> None:
-    assert plan.plan_waiting({0: 0}, {0: 1, 1: 9}, 100) == plan.Waiting({0: (0, 1)}, True)
+@pytest.mark.parametrize(
+    ("position", "ends", "limit", "waiting"),
+    [
+        pytest.param({0: 5, 1: 7}, {0: 5, 1: 7}, 100, None, id="nothing"),
+        pytest.param({0: 5, 1: 7}, {0: 9, 1: 7}, 4, plan.Waiting({0: (5, 9)}, True), id="the limit"),
+        pytest.param(
+            {0: 0, 1: 0, 2: 0}, {0: 3000, 1: 1000, 2: 1}, 400,
+            plan.Waiting({0: (0, 299), 1: (0, 99), 2: (0, 1)}, False), id="more, in proportion",
+        ),
+        pytest.param({0: 0}, {0: 1, 1: 9}, 100, plan.Waiting({0: (0, 1)}, True), id="a new partition"),
+    ],
+)  # fmt: skip
+def test_what_waits_is_read_up_to_the_limit(
+    position: Offsets, ends: Offsets, limit: int, waiting: plan.Waiting | None
+) -> None:
+    assert plan.plan_waiting(position, ends, limit) == waiting
 
 
 @pytest.mark.parametrize(("last", "due"), [(None, True), (8.5, False), (8.0, True)])
@@ -34,15 +36,12 @@ def test_a_micro_batch_is_due_by_its_trigger(last: float | None, due: bool) -> N
     assert plan.is_due(last, Speed(trigger=timedelta(seconds=2)), 10.0) is due
 
 
-def test_a_log_before_the_position_and_new_partitions_are_noticed() -> None:
+def test_a_changed_log_is_noticed_and_a_topic_is_read_once() -> None:
     assert plan.is_behind({0: 5, 1: 1}, {0: 4, 1: 9})
     assert not plan.is_behind({0: 5}, {0: 5, 1: 0})
     assert plan.partitions_changed({0: 1}, None)
     assert plan.partitions_changed({0: 1}, (0, 1))
     assert not plan.partitions_changed({0: 1, 1: 4}, (0, 1))
-
-
-def test_the_first_of_two_streams_of_one_topic_is_read() -> None:
     assert plan.unique_topics({"a": "x", "b": "y", "c": "x"}) == ["a", "b"]
 
 

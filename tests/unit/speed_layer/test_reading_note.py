@@ -19,6 +19,10 @@ def test_the_next_start_reads_what_a_dead_process_wrote() -> None:
     ReadingNote("t").write({0: (5, 9), 1: (0, 3)}, 2)
     assert ReadingNote("t").before == Noted({0: (5, 9), 1: (0, 3)}, 2)
     assert ReadingNote("other").before == Noted()
+    # It ended before the offsets were read again, such as while it looked for the record.
+    ReadingNote("t").write({0: (5, 9)}, 1)
+    ReadingNote("t").remove()
+    assert ReadingNote("t").before == Noted({0: (5, 9)}, 1)
 
 
 def test_a_process_that_ends_by_itself_leaves_no_note(folder: Path) -> None:
@@ -27,13 +31,6 @@ def test_a_process_that_ends_by_itself_leaves_no_note(folder: Path) -> None:
     note.remove()
     note.remove()
     assert ReadingNote("t").before == Noted() and not [*folder.iterdir()]
-
-
-def test_a_process_that_read_nothing_leaves_the_note_of_the_one_before_it() -> None:
-    """It ended before the offsets were read again, such as while it looked for the record."""
-    ReadingNote("t").write({0: (5, 9)}, 1)
-    ReadingNote("t").remove()
-    assert ReadingNote("t").before == Noted({0: (5, 9)}, 1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"ranges": {"x": 1}}', "[" * 100_000])
