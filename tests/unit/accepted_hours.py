@@ -28,8 +28,7 @@ def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
     """Four sealed hours, with ten offsets of the speed layer each; in bucket `lake` of `s3`."""
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
     one = new_lake(folder, timeline=timeline, s3=s3)
-    rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
-    one.serve(rows, {0: 40})
+    one.serve([(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])], {0: 40})
     return one
 
 
@@ -51,8 +50,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     if state.overrides.get(hour) == "speed":
         properties = accepted_properties(state, {hour: Accepted(revision, cut(hour))})
         changes = (replace(publish.changes[0], properties=properties), Change("main"))
-        by_speed = replace(decided, served="speed")
-        publish = replace(publish, changes=changes, decisions=(by_speed,))
+        publish = replace(publish, changes=changes, decisions=(replace(decided, served="speed"),))
     lake.land(publish, state)
     if record:
         lake.ledger.record_waiting(lake.state())

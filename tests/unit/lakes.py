@@ -82,8 +82,7 @@ def new_stream(**values: Any) -> config.Stream:
 def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
     """A table of rows with these columns, beside a new stream's own."""
     lake = new_lake(folder).lake
-    columns = table_schemas.rows_schema(new_stream(schema=ddl))
-    admin.create(lake, "games.other", columns, (), {})
+    admin.create(lake, "games.other", table_schemas.rows_schema(new_stream(schema=ddl)), (), {})
     return lake, lake.load("games.other")
 
 

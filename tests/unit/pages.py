@@ -112,8 +112,7 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> Readings:
         "hours": dict.fromkeys(hours_between(shift(running, -48), running), "batch"),
         "unexplained": {}, "dead_letters": 4711, "lost": {},
     }  # fmt: skip
-    status = StreamStatus(**(given | changes))
-    return Readings(as_of, status, maintenance=maintained(name, as_of))
+    return Readings(as_of, StreamStatus(**(given | changes)), maintenance=maintained(name, as_of))
 
 
 def maintained(name: str, as_of: datetime) -> Maintenance:
@@ -133,8 +132,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
         f"games.{name}_hours": TableGrowth(24_871, 22, 0, 3, 24, 87_601, 2),
     }
     hours = enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
-    files = {hour: 31 - i for i, hour in hours}
-    return Maintenance(runs, tables, files)
+    return Maintenance(runs, tables, {hour: 31 - i for i, hour in hours})
 
 
 def show(page: Page, as_of: datetime, *views: Readings) -> None:

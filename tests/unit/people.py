@@ -56,8 +56,7 @@ class People:
         lake, self._properties = self.lake, properties or {}
         for name in (lake.name, *lake.stream.branched_tables, *lake.stream.plain_tables):
             self.set_properties(name)
-        dead = self._dead(LETTERS, "speed")
-        self._speed([(FIRST, o) for o in range(4)], 8, dead)
+        self._speed([(FIRST, o) for o in range(4)], 8, self._dead(LETTERS, "speed"))
         self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
         self._accept(of_batch)
         if archive:
@@ -95,10 +94,9 @@ class People:
         state = self.lake.state()
         new = (waiting_batch(dead, FIRST, 1, NOW),) if dead is not None else ()
         waiting = (*state.dead_letters, *new)
-        partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
         account = HourAccount(
             offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1},
-            partitions=partitions,
+            partitions={0: Account(8, 4, 3, 0, {"control": 1})},
         )  # fmt: skip
         row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
         accepted = self.lake.accept(

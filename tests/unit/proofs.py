@@ -67,8 +67,7 @@ def accept(
 ) -> None:
     """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
     rows = list(rows)
-    publish = one.accept(stage_rows(one, rows), hour, Accepted(revision, cut))
-    one.land(publish)
+    one.land(one.accept(stage_rows(one, rows), hour, Accepted(revision, cut)))
     letters = [(hour, p, o) for p, o in dead]
     if letters:
         bury(one, letters)

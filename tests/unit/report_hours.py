@@ -128,8 +128,7 @@ def an_expired_hour(one: StreamLake) -> None:
     state = one.state()
     speed_hours = content_by_hour(state.table, "speed")
     why = "kept for 2 days (keep.rows)"
-    publish = plan_expire(state, [HOUR], speed_hours, {HOUR: 1}, why, "gone", LATER)
-    one.land(publish, state)
+    one.land(plan_expire(state, [HOUR], speed_hours, {HOUR: 1}, why, "gone", LATER), state)
     hold(one.publisher, NEXT, NEXT, "case 7")
 
 

@@ -138,8 +138,7 @@ def test_a_batch_job_of_many_has_the_members_with_tables(conf: Path) -> None:
 
 
 def test_an_unreadable_table_stops_no_other(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken = new_lake(conf, name="app_broken")
-    location = broken.table().metadata_location
+    location = new_lake(conf, name="app_broken").table().metadata_location
     Path(location.removeprefix("file://")).unlink()
     _, jobs, errors = open_jobs(str(conf), None, None, True)
     assert [job.stream.name for job in jobs] == ["app_orders"]
@@ -163,8 +162,7 @@ def test_a_table_beside_a_members_table_is_reported_as_no_stream(conf: Path) -> 
     own = {"schema": f"{DDL}, at TIMESTAMP", "event_time": {"column": "at"}, "views": views}
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | own))
     for name in ("app_orders_archive", "app_orders_totals_partials", "app_orders_others_partials"):
-        location = new_lake(conf, name=name).table().metadata_location
-        Path(location.removeprefix("file://")).unlink()
+        Path(new_lake(conf, name=name).table().metadata_location.removeprefix("file://")).unlink()
     members = family_streams.members_with_tables(config.load_environment(conf), conf)
     assert list(members) == ["app_orders", "games.app_orders_others_partials"]
 

@@ -59,15 +59,13 @@ def test_a_topic_that_was_set_back_counts_no_offsets_below_zero(lake: StreamLake
 def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
     timeline = replace(lake.state().timeline, sealed={SECOND: Cut("t", {0: (10, 30)})})
     accepted = Accepted(1, Cut("t", {0: (0, 10)}))
-    staged = lake.stage([(FIRST, 0, 1)])
-    lake.land(lake.accept(staged, FIRST, accepted, timeline=timeline))
+    lake.land(lake.accept(lake.stage([(FIRST, 0, 1)]), FIRST, accepted, timeline=timeline))
     assert (share(lake, None), share(lake, (FIRST, FIRST))) == (25 / BY_WORKERS, 10 / BY_WORKERS)
 
 
 def test_a_forgotten_hour_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 7}))
-    settled = Change("batch", properties={SETTLED: SECOND})
-    lake.change(settled)
+    lake.change(Change("batch", properties={SETTLED: SECOND}))
     with pytest.raises(Refused, match=f"hour {FIRST}: expected its cut in the ledger"):
         share(lake, (FIRST, FIRST))
     lake.ledger.record([decide(FIRST, "accepted", 1, Cut("t", {0: (0, 7)}), datetime.now(UTC))])

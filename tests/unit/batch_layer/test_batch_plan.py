@@ -69,8 +69,7 @@ def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
 def test_hours_of_which_another_program_expired_one_are_not_published(lake: StreamLake) -> None:
     """The hazard: an expiry moves no head, and deletes files of it after the publish names them."""
     state, staged = lake.state(), [lake.stage(ROWS), lake.stage([])]
-    hours = [(H0, CUT), (H1, EMPTY)]
-    both = zip(hours, staged, strict=True)
+    both = zip([(H0, CUT), (H1, EMPTY)], staged, strict=True)
     rebuilt = [plan.Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in both]
     lake.lake.discard(lake.name, staged[1])
     assert lake.publish(plan.plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED

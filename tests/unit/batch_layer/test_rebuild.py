@@ -40,8 +40,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def expire(lake: StreamLake, hour: str) -> None:
     state = lake.state()
-    publish = plan_expire(state, [hour], HOURS, {hour: 1}, "kept for 2 days", new_id(), NOW)
-    lake.land(publish, state)
+    lake.land(plan_expire(state, [hour], HOURS, {hour: 1}, "kept for 2 days", new_id(), NOW), state)
     lake.ledger.record_waiting(lake.state())
 
 

@@ -101,8 +101,7 @@ def test_streams_take_turns_the_oldest_hour_first() -> None:
 
 
 def test_small_hours_go_side_by_side_and_a_large_one_alone() -> None:
-    of = turns(3)
-    streams = Streams(of)
+    streams = Streams(turns(3))
     for name in ("a", "b"):
         streams.add(name, [(H[5], 10)])
     streams.add("large", [(H[1], LARGE)])

@@ -177,8 +177,7 @@ def test_a_fingerprint_omits_row_counts_of_unread_hours() -> None:
     found = fingerprint(of(4), [H0], {}, {H0: 4}, {H0})
     assert found == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
-    by_batch = of(10, accepted={H0: Accepted(1, CUTS[H0])})
-    served = fingerprint(by_batch, [H0], {H0: ["f"]}, {}, {H0})
+    served = fingerprint(of(10, accepted={H0: Accepted(1, CUTS[H0])}), [H0], {H0: ["f"]}, {}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != served
 
 

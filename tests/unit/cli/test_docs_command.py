@@ -105,7 +105,6 @@ def test_an_existing_readme_is_not_overwritten(tmp_path: Path) -> None:
 def test_the_readme_names_existing_files(tmp_path: Path) -> None:
     """docs/test_named_commands.py knows its commands."""
     said("init", str(tmp_path))
-    text = README.read_text(encoding="utf-8")
-    for place in re.findall(r"^\| (.*?) \|", text, re.MULTILINE)[1:]:
+    for place in re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)[1:]:
         for name in re.findall(r"`(.*?)`", place):
             assert (tmp_path / name).exists(), name

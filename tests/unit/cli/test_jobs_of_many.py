@@ -38,8 +38,7 @@ def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
     def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
-        done = CliRunner().invoke(main, ["batch", *arguments, "--conf", str(conf)])
-        return list(given), done
+        return list(given), CliRunner().invoke(main, ["batch", *arguments, "--conf", str(conf)])
 
     return run
 

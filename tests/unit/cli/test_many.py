@@ -39,8 +39,7 @@ def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
         timeline = Timeline(HOURS[0], "2026-11-21T03", {0: 3}, sealed=CUTS)
         lake = new_lake(tmp_path, timeline=timeline, name=name)
         for hour in HOURS[:i]:
-            accepted = Accepted(1, CUTS[hour])
-            lake.publish(lake.accept(lake.stage([(hour, 0, 0)]), hour, accepted))
+            lake.publish(lake.accept(lake.stage([(hour, 0, 0)]), hour, Accepted(1, CUTS[hour])))
         write_stream(tmp_path, name, schema=DDL)
     return tmp_path
 
@@ -53,8 +52,7 @@ def hanging(silent: str) -> dict[str, str]:
 
 def _run(conf: Path, *arguments: str) -> tuple[Result, float]:
     began = time.monotonic()
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(conf)])
-    return done, time.monotonic() - began
+    return CliRunner().invoke(main, [*arguments, "--conf", str(conf)]), time.monotonic() - began
 
 
 def _assert_each_names(done: Result, seconds: float, service: str) -> None:
@@ -110,8 +108,7 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
     tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
-    brokers = {"bootstrap_servers": silent}
-    write_environment(tmp_path, kafka=brokers, catalog=hanging(silent))
+    write_environment(tmp_path, kafka={"bootstrap_servers": silent}, catalog=hanging(silent))
     names = [f"t{i:02}" for i in range(50)]
     for name in names:
         write_stream(tmp_path, name, schema=DDL)

@@ -74,8 +74,7 @@ def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFix
 
 def test_a_publish_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = new_lake(tmp_path)
-    staged = lake.stage([(FIRST, 0, 0)])
-    publish = lake.speed(staged, {0: 1})
+    publish = lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})
     configure_logging(as_json=True)
     with fields():
         lake.land(publish)

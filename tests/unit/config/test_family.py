@@ -57,8 +57,7 @@ def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyP
     """The hazard: a pattern that matches every topic of a large cluster creates tables for each."""
     monkeypatch.setattr("anabranch.config.family.MOST_STREAMS", 3)
     topics = [f"app-t{i}" for i in range(8)]
-    known = {"app_t7": "app-t7"}
-    members = config.expand([family(conf)], topics, known=known)
+    members = config.expand([family(conf)], topics, known={"app_t7": "app-t7"})
     streams = {name for name, member in members.items() if isinstance(member.found, config.Stream)}
     assert streams == {"app_t7", "app_t0", "app_t1"}
     [error] = [str(m.found) for m in members.values() if isinstance(m.found, ConfigurationError)]
@@ -150,8 +149,7 @@ def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Pat
 def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) -> None:
     """The hazard: `re` tries each of 2**60 ways to part the name, and stops all threads."""
     write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
-    topics = ["a" * 60, "a.b-dlq"]
-    assert list(config.expand([family(conf)], topics)) == ["a" * 60]
+    assert list(config.expand([family(conf)], ["a" * 60, "a.b-dlq"])) == ["a" * 60]
     write(conf, "app", topics={"pattern": r"((\w+\.?)+)-v1"}, name="{1}")
     assert list(config.expand([family(conf)], ["a" * 60, "a.b-v1"])) == ["a_b"]
 

@@ -100,8 +100,7 @@ def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path
     masking, time = {"secret": "0123456789abcdef"}, {"column": "at"}
     folder = write(tmp_path, masking, select=select, unknown="rescue", event_time=time)
     stream = config.load_stream("events", folder)
-    names = [column[0] for _, column in SELECT]
-    assert [c.name for c in stream.columns] == [*names, "rescued"]
+    assert [c.name for c in stream.columns] == [*[column[0] for _, column in SELECT], "rescued"]
     assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
     assert stream.masks
 

@@ -99,8 +99,7 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
 def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
     links = _SECTION.findall(page.read_text("utf-8"))
     named = [(page.parent / link if link else page, name) for link, name in links]
-    missing = [(to, name) for to, name in named if not section_of(to.read_text("utf-8"), name)]
-    assert missing == []
+    assert [(to, name) for to, name in named if not section_of(to.read_text("utf-8"), name)] == []
 
 
 def test_every_block_of_yaml_can_be_read() -> None:

@@ -30,8 +30,7 @@ class Log:
         producer = 7 if aborted else -1
         builder = DefaultRecordBatchBuilder(2, self.codec, aborted, producer, 0, 0, 1 << 40)
         for delta, value in enumerate(values):
-            headers = [(name, b"x"), ("n", None)]
-            builder.append(delta, 1_000 + delta, b"k%d" % delta, value, headers)
+            builder.append(delta, 1_000 + delta, b"k%d" % delta, value, [(name, b"x"), ("n", None)])
         data = bytearray(builder.build())
         struct.pack_into(">q", data, 0, self.end)
         struct.pack_into(">I", data, 17, calc_crc32c(memoryview(data)[21:]))
@@ -115,8 +114,7 @@ def test_stretches_near_each_other_are_one() -> None:
 
 
 def test_only_offsets_of_the_range_are_returned() -> None:
-    log = Log().add(b"a", b"0" * (LIMIT + 1), b"c")
-    [stretch] = find(log, 2, 3)
+    [stretch] = find(Log().add(b"a", b"0" * (LIMIT + 1), b"c"), 2, 3)
     assert (stretch.start, stretch.end) == (2, 3)
     assert [r.offset for r in stretch.records] == [2]
 

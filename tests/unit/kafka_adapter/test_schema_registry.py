@@ -159,8 +159,7 @@ def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answerin
     first = {"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}
     server.answers[path] = (200, json.dumps(first))
     assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}")
-    more = {"version": 2, "schema": "[]", "schemaType": "JSON"}
-    server.answers[path] = (200, json.dumps(more))
+    server.answers[path] = (200, json.dumps({"version": 2, "schema": "[]", "schemaType": "JSON"}))
     assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 2, "JSON", "[]")
     server.answers[path] = (200, json.dumps({"schema": "{}"}))
     with pytest.raises(ConfigurationError, match="found no version of a subject"):

@@ -205,8 +205,7 @@ def test_a_role_is_assumed_once_for_many(no_keys: Path) -> None:
     with mock_aws():
         first = aws_client(**{"aws.role.arn": ROLE})
         assert first.token and first.access_key != "a"
-        again = aws_client(**{"aws.role.arn": ROLE})
-        assert again.access_key == first.access_key
+        assert aws_client(**{"aws.role.arn": ROLE}).access_key == first.access_key
 
 
 def test_a_role_is_assumed_again_later(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

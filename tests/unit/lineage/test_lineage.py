@@ -99,8 +99,7 @@ def send(lake: StreamLake, url: str, *arguments: str) -> Result:
     conf = lake.folder / "conf"
     write_environment(conf, lake.folder, lineage={"url": url, "api_key": "s3cret"})
     write_stream(conf, "events", table=lake.name, schema=lake.stream.ddl)
-    given = ["events", "--lineage-only", *arguments, "--conf", str(conf)]
-    return CliRunner().invoke(batch, given)
+    return CliRunner().invoke(batch, ["events", "--lineage-only", *arguments, "--conf", str(conf)])
 
 
 def command(first: str, last: str) -> str:

@@ -139,8 +139,7 @@ def test_a_checked_value_is_not_checked_again() -> None:
 
 def test_hours_without_a_record_cost_no_question() -> None:
     log = a_record_a_minute(2 * HOUR)
-    long_ago = [millis(NOW - timedelta(days=90)) + i for i in range(5)]
-    kafka = Kafka(log={0: long_ago + log})
+    kafka = Kafka(log={0: [millis(NOW - timedelta(days=90)) + i for i in range(5)] + log})
     decided = hours_of(kafka)
     assert decided[0, 0] == hour_of(NOW - timedelta(days=90))
     found = {at: h for at, h in decided.items() if at[1] >= 5}
@@ -157,15 +156,13 @@ def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
 def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> None:
     kafka = Kafka(log=dict.fromkeys(range(300), a_record_a_minute(timedelta(days=5), HOUR)))
     state = begun()
-    offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
-    decided = sealing.resolve_state(state, offsets)
+    decided = sealing.resolve_state(state, sealing.ask(kafka, "events", state, NOW, timedelta(0)))
     assert decided is not None
     assert len(decided.timeline.boundaries) == hours.max_hours_at_once(300) == 80
     assert hours.max_hours_at_once(1) == 240 and hours.max_hours_at_once(100_000) == 1
     on = replace(state, timeline=decided.timeline, position=decided.position)
     last = max(decided.timeline.boundaries)
-    again = sealing.ask(kafka, "events", on, NOW, timedelta(0))
-    assert min(again.answers) == hours.shift(last, 1)
+    assert min(sealing.ask(kafka, "events", on, NOW, timedelta(0)).answers) == hours.shift(last, 1)
     # The offsets of a coming publish are in decided hours: no more hours need a decision.
     needed = dict(decided.timeline.boundaries[last])
     assert sealing.ask(kafka, "events", on, NOW, timedelta(0), needed).answers == {}
@@ -211,8 +208,7 @@ def test_outliers_move_no_other(parts: tuple[list[int], list[Outlier]], partitio
     kafka = Kafka(log=logs | {9: []})
     decided = hours_of(kafka)
     for p in range(partitions):
-        stamps = kafka.log[p]
-        all_hours = expected_of(stamps).items()
+        all_hours = expected_of(kafka.log[p]).items()
         rightly = {(p, o): h for (_, o), h in all_hours if o not in where or p % 2}
         assert {at: decided[at] for at in rightly} == rightly
 
@@ -231,8 +227,7 @@ def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
 )
 def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
     kafka = Kafka(log=dict(enumerate(logs)))
-    known = decide(kafka)
-    for before, after in pairwise(known):
+    for before, after in pairwise(decide(kafka)):
         assert before.ends is not None
         assert after.ends is None or all(after.ends[p] >= e for p, e in before.ends.items())
     assert len(hours_of(kafka)) == sum(map(len, logs))
@@ -266,8 +261,7 @@ def test_an_hour_ends_where_fewest_lie_wrong(around: list[int], split: int | Non
 def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     log = a_record_a_minute(4 * HOUR)
     silent = [IN_2036] * 500
-    kafka = Kafka(log={0: [*log[:90], *silent, *log[90:]]})
-    decided = hours_of(kafka)
+    decided = hours_of(Kafka(log={0: [*log[:90], *silent, *log[90:]]}))
     assert [decided[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
     found = {at: h for at, h in decided.items() if at[1] >= 590}
     assert found == {(0, o + 500): h for (_, o), h in expected(log).items() if o >= 90}
@@ -279,8 +273,7 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
 def test_a_single_record_with_a_wrong_timestamp_opens_no_years_of_hours(lie: int) -> None:
-    decided = hours_of(Kafka(log={0: [lie]}))
-    assert decided == {(0, 0): hour_of(NOW)}
+    assert hours_of(Kafka(log={0: [lie]})) == {(0, 0): hour_of(NOW)}
 
 
 def test_few_records_reach_at_most_a_month_behind_the_others() -> None:

@@ -59,8 +59,7 @@ def test_where_an_hour_ends(
 
 def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
     timeline, position = Timeline(H5, H5, {0: 4}), Position("t", {0: 4})
-    earliest = stamped(4, hours.start_of(H3))
-    planned = hours.plan_first_hour(timeline, position, earliest, NOW)
+    planned = hours.plan_first_hour(timeline, position, stamped(4, hours.start_of(H3)), NOW)
     assert (planned.first, planned.open, planned.start) == (H3, H3, {0: 4})
     assert hours.plan_first_hour(timeline, position, None, NOW) == timeline
     found = hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW)
@@ -158,8 +157,7 @@ def test_a_timeline_comes_back_from_json_as_it_was(timeline: Timeline) -> None:
 
 
 def test_a_long_backlog_is_not_built_again_by_each_micro_batch() -> None:
-    ends = {hours.shift(H3, i): {0: i + 1} for i in range(8_760)}
-    timeline = Timeline(H3, H3, {0: 0}, ends)
+    timeline = Timeline(H3, H3, {0: 0}, {hours.shift(H3, i): {0: i + 1} for i in range(8_760)})
     now = hours.start_of(hours.shift(H3, 8_760))
     assert hours.undecided(timeline, [0], now) == []
     assert hours.plan_boundaries(timeline, {0: 0}, {}, {0: 9_000}, now, now) is timeline

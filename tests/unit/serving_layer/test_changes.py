@@ -205,8 +205,7 @@ def test_hours_before_the_first_one_wanted_are_never_given() -> None:
     for hour in HOURS[:3]:
         world.accept(hour)
     world.record()
-    token = Token("events", first=HOURS[1])
-    given = list(world.poll(token, 9))
+    given = list(world.poll(Token("events", first=HOURS[1]), 9))
     assert [g.hour for g in given] == HOURS[1:3]
     world.accept(FIRST)
     assert not list(world.poll(given[-1].token, 9))

@@ -62,8 +62,7 @@ def test_every_step_of_egress_is_killed_at() -> None:
 def job_of(folder: Path) -> Job:
     """A job whose stream is delivered to a folder beside the lake's."""
     environment = new_environment(folder)
-    target = {"name": "export", "root": f"file://{folder}/export"}
-    stream = new_stream(egress=[target])
+    stream = new_stream(egress=[{"name": "export", "root": f"file://{folder}/export"}])
     return Job(environment, stream, Lake(environment), KafkaAdapter(environment.kafka))
 
 
@@ -221,14 +220,12 @@ def test_a_lost_answer_is_recorded_once(lake: StreamLake, monkeypatch: pytest.Mo
     real = Lake.append
 
     def repeated(self: Lake, name: str, rows: Any, **options: Any) -> Any:
-        landed = real(self, name, rows, **options)
-        assert rows(landed) is None
+        assert rows(real(self, name, rows, **options)) is None
         return real(self, name, rows, **options)
 
     monkeypatch.setattr(Lake, "append", repeated)
     run(lake.folder)
-    table = lake.lake.load(job_of(lake.folder).stream.egress_table)
-    assert len(table.scan().to_arrow()) == 1
+    assert len(lake.lake.load(job_of(lake.folder).stream.egress_table).scan().to_arrow()) == 1
 
 
 def test_a_redelivery_of_one_lost_folder_ends_at_the_newest_change(lake: StreamLake) -> None:
@@ -572,8 +569,7 @@ def test_after_a_restore_folders_are_current(lake: StreamLake, tmp_path: Path) -
     accept(lake, HOURS[2], 10)
     assert [d.hour for d in run(tmp_path)] == [HOURS[1], HOURS[2]]
     shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
-    restored = replace(lake, lake=lake.again())
-    accept(restored, HOURS[1], 9)
+    accept(replace(lake, lake=lake.again()), HOURS[1], 9)
     assert [(d.hour, d.rows) for d in run(tmp_path)][-1] == (HOURS[1], 9)
     folder = folder_of(tmp_path, HOURS[1])
     manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())

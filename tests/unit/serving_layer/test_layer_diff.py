@@ -35,8 +35,7 @@ class Layers:
 
     def __init__(self, folder: Path, ddl: str) -> None:
         self._lake = new_lake(folder).lake
-        schema = rows_schema(new_stream(schema=ddl))
-        admin.create(self._lake, NAME, schema, (), {})
+        admin.create(self._lake, NAME, rows_schema(new_stream(schema=ddl)), (), {})
 
     @property
     def table(self) -> Table:
@@ -106,8 +105,7 @@ def test_columns_of_any_name_are_beside_nested_ones(tmp_path: Path, kind: str) -
     rows = [((0, o), {"m": [("k", o)], "l": [{"a": o}]}) for o in (1, 2, 3)]
     others = ({"m": [("k", 5)], "l": [{"a": 2}]}, {"m": [("k", 3)], "l": [{"a": 5}]})
     changed = [rows[0], *(((0, o), values) for o, values in enumerate(others, 2))]
-    diff = layers.compare(layers.write(rows), layers.write(changed)).diff
-    assert diff.changed == 2
+    assert layers.compare(layers.write(rows), layers.write(changed)).diff.changed == 2
 
 
 @pytest.mark.parametrize("name", ["rows", "speed", "removed", "left_out"])
@@ -295,8 +293,7 @@ def test_the_content_of_dropped_rows_is_looked_up(tmp_path: Path) -> None:
     dropped = hash_at(reader, files, content, places([(0, 1), (0, 2), (0, 3)]))
     assert sorted(dropped.column("kafka_offset").to_pylist()) == [1, 2, 3]
     found = {*find_hashes(reader, served, content, dropped).column("hash").to_pylist()}
-    others = [row["kafka_offset"] for row in dropped.to_pylist() if row["hash"] not in found]
-    assert others == [3]
+    assert [row["kafka_offset"] for row in dropped.to_pylist() if row["hash"] not in found] == [3]
 
 
 def test_keys_are_found_by_their_hashes_and_by_their_places(tmp_path: Path) -> None:

@@ -245,8 +245,7 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
 def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: str) -> None:
     text = f"repeat('x', {before}) || repeat('語', 200 + i::INT)"
     sql = f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)"
-    refused = pytest.raises(ConfigurationError, match=r"^query: ")
-    with refused, open_query(sql, {}) as answer:
+    with pytest.raises(ConfigurationError, match=r"^query: "), open_query(sql, {}) as answer:
         answer.rows.read_all()
 
 

@@ -153,8 +153,7 @@ def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_pa
     for hour in (first, shift(first, 1), last):
         assert number(one, "--as-of", f"main-{hour}") == 1
         assert anabranch.open("events", conf=one.folder, as_of=f"main-{hour}").arrow().num_rows == 1
-    token = start_from(job(one), f"main-{first}")
-    assert token == start_from(job(one), f"main-{last}")
+    assert start_from(job(one), f"main-{first}") == start_from(job(one), f"main-{last}")
     before = ask(one, COUNT, "--as-of", f"main-{shift(first, -1)}")
     assert (before.exit_code, f"found 'main-{shift(first, -1)}'" in before.output) == (2, True)
     # Another seal, whose own tag is gone by now.
@@ -187,8 +186,7 @@ def test_only_accepted_hours_are_refused_until_main_is_merged(one: StreamLake) -
 def test_a_revision_of_an_hour(one: StreamLake) -> None:
     rebuild(one, HOUR, BEFORE, 2, [event(0, o, HOUR, n=7) for o in range(2)])
     rebuild(one, HOUR, BEFORE, 3, [event(0, 0, HOUR, n=8)])
-    numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
-    assert numbers == [4, 2, 1]
+    assert [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)] == [4, 2, 1]
     acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     assert number(one, "--hour", HOUR, "--revision", "3") == 1
     for arguments, message in (

@@ -74,8 +74,7 @@ class Log(Broker):
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """4 records of HOUR, 6 of NEXT, 4 of the hour after it."""
     hours = [HOUR] * 4 + [NEXT] * 6 + [OPEN] * 4
-    stamps = [int(end_of(hour).timestamp() * 1000) - 1000 for hour in hours]
-    made = Log(log={0: stamps, 1: []})
+    made = Log(log={0: [int(end_of(hour).timestamp() * 1000) - 1000 for hour in hours], 1: []})
     monkeypatch.setattr("anabranch.kafka.client.KafkaAdapter", lambda kafka: made)
     return made
 
@@ -158,8 +157,7 @@ def test_an_earlier_snapshot_whatever_was_rebuilt_since(one: StreamLake, log: Lo
 
 
 def test_following_continues_at_the_end(one: StreamLake, log: Log) -> None:
-    table = anabranch.open("events", conf=one.folder)
-    reading = iter(table.then_topic(follow=True, every=0.01))
+    reading = iter(anabranch.open("events", conf=one.folder).then_topic(follow=True, every=0.01))
     assert next_offsets(reading, 14) == list(range(14)), "rows, NEXT, and what is after it"
     log.append(2)
     # What the layers publish meanwhile is not read twice.
@@ -209,8 +207,7 @@ def test_a_consumer_continues(one: StreamLake, log: Log, monkeypatch: pytest.Mon
     timeline = replace(one.state().timeline, open=shift(OPEN, 1), start={0: 14, 1: 0})
     state = replace(one.state(), timeline=timeline)
     staged = stage_rows(one, [event(0, o, OPEN) for o in range(10, 14)])
-    publish = one.accept(staged, OPEN, Accepted(1, third), state)
-    one.publish(publish)
+    one.publish(one.accept(staged, OPEN, Accepted(1, third), state))
     assert offsets(then_topic(one)) == list(range(14))
     spark = position("spark")
     assert json.loads(spark.stdout) == {"events": {"0": 7, "1": 0}}

@@ -467,8 +467,7 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
     stream = new_stream(schema=wide, event_time=bounds, views=views)
     other, most = new_lake(tmp_path / "wide", stream), Decimal(10**38 - 1)
-    rows = [event(0, o, FIRST, at=start_of(FIRST), n=most) for o in range(2)]
-    proofs.read(other, rows, {0: 2})
+    proofs.read(other, [event(0, o, FIRST, at=start_of(FIRST), n=most) for o in range(2)], {0: 2})
     with pytest.raises((ConfigurationError, Terminal), match="Overflow"):
         read(other, other.stream.views[0])
 
@@ -514,10 +513,8 @@ def test_a_window_is_complete_when_all_its_hours_are_accepted(data: st.DataObjec
     past = timedelta(minutes=data.draw(st.integers(0, 400)))
     future = data.draw(st.none() | st.integers(0, 200).map(lambda m: timedelta(minutes=m)))
     bounds = EventTime(column="at", past=past, future=future)
-    hours = hours_between(FIRST, shift(FIRST, 12))
-    waiting = data.draw(st.sets(st.sampled_from(hours)))
-    sealed = {h: Cut("t", {}) for h in waiting}
-    timeline = Timeline(FIRST, shift(FIRST, 12), {}, sealed=sealed)
+    waiting = data.draw(st.sets(st.sampled_from(hours_between(FIRST, shift(FIRST, 12)))))
+    timeline = Timeline(FIRST, shift(FIRST, 12), {}, sealed={h: Cut("t", {}) for h in waiting})
     state = new_state(timeline, settled_before=shift(FIRST, 12))
     start = start_of(FIRST) + timedelta(minutes=data.draw(st.integers(-600, 900)))
     end = start + timedelta(minutes=data.draw(st.integers(1, 200)))

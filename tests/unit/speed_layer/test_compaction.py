@@ -211,8 +211,7 @@ def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
     admin.create(lake.lake, name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
     files: list[DataFile] = []
     for start in range(0, 60, 12):
-        rows = [value(i) for i in range(start, start + 12)]
-        files += stage_rows(lake.lake, name, rows).files
+        files += stage_rows(lake.lake, name, [value(i) for i in range(start, start + 12)]).files
     return name, tuple(files)
 
 
@@ -281,8 +280,7 @@ def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLa
 def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
     """So many micro-batches of one row and one file each."""
     for _ in range(count):
-        state = lake.state()
-        at = state.position.offsets[0]
+        at = lake.state().position.offsets[0]
         lake.serve([(hour, 0, at)], {0: at + 1})
 
 
@@ -324,8 +322,7 @@ def test_many_micro_batches_leave_few_files(lake: StreamLake, rolling: Compactio
     rolling.begin()
     rolling.finish()
     state = lake.state()
-    expected = [(FIRST, 0, i) for i in range(51)]
-    assert lake.rows("main") == lake.rows("speed") == expected
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(51)]
     assert files(lake) == files(lake, "speed")
     assert len(files(lake)) < 16
     assert len(stored(lake)) >= 1

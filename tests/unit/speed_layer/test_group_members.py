@@ -88,8 +88,7 @@ def member(lake: StreamLake, members: list[Member]) -> Make:
 
 
 def group_of(**members: Member) -> GroupJob:
-    job = next(iter(members.values())).job
-    group = GroupJob(SPARK, job.environment.kafka, dict)
+    group = GroupJob(SPARK, next(iter(members.values())).job.environment.kafka, dict)
     group._members = dict(members)
     return group
 
@@ -254,8 +253,7 @@ class Refusing:
     "error", [MissingRight("describe topic events"), ConfigurationError("user or password")]
 )
 def test_what_brokers_refuse_sets_streams_aside(member: Make, error: AnabranchError) -> None:
-    one = member()
-    group = group_of(events=one)
+    group = group_of(events=member())
     group._kafka = cast(Any, Refusing(error))
     assert not group._publish_due()
     wait_for(lambda: "events" in group.failures, "the stream to be set aside")

@@ -131,8 +131,7 @@ def test_each_offset_has_its_one_hour(ranges: Ranges, ends: list[tuple[int, int]
             parts = [(h, part[p]) for h, part in assigned.items() if p in part]
             matches = [h for h, (start, end) in parts if start <= offset < end]
             ended = (h.hour for h in hours if h.ends and offset < h.ends.get(p, 0))
-            expected = next(ended, "running")
-            assert matches == [expected]
+            assert matches == [next(ended, "running")]
     assert sum(size(part) for part in assigned.values()) == size(ranges)
 
 
@@ -223,11 +222,10 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     decided = ResolvedState(state, state.position, timeline, start_of(H[0]))
     staged = StagedBatch("t", {H[0]: {0: (5, 7)}}, Written("files", NOW, ()), None)
     # The time of the decision does not show it: it is earlier than the load of the state.
-    late = NAMED_WITHIN + timedelta(1)
     for age, step in (
         (timedelta(0), Next.PUBLISH),
         (NAMED_WITHIN, Next.PUBLISH),
-        (late, Next.STAGE),
+        ((NAMED_WITHIN + timedelta(1)), Next.STAGE),
     ):
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW + age).next is step
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW - age).next is step

@@ -35,8 +35,7 @@ def test_a_process_that_ends_by_itself_leaves_no_note(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"ranges": {"x": 1}}', "[" * 100_000])
 def test_a_note_of_others_is_none(folder: Path, text: str) -> None:
-    note = ReadingNote("t")
-    note.write({0: (5, 9)}, 0)
+    ReadingNote("t").write({0: (5, 9)}, 0)
     [file] = folder.iterdir()
     file.write_text(text)
     assert ReadingNote("t").before == Noted()

@@ -130,8 +130,7 @@ def test_a_subject_gives_a_table_a_bounded_number_of_columns() -> None:
     # Also over several versions: a column of the table stays.
     assert message in refusal(stream(), version(ID, *many[500:]), columns_of(many[:500]))
     # A table that has more keeps them.
-    of_table = columns_of(many)
-    assert planned(stream(), version(ID), of_table).count(",") == 1_000
+    assert planned(stream(), version(ID), columns_of(many)).count(",") == 1_000
 
 
 def columns_of(fields: list[tuple[str, str]]) -> str:
@@ -142,9 +141,8 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     of_json = SubjectVersion("s", 1, "JSON", "{}", (("other.json", "{}"),))
     where = "stream events, subject events-value version 1: "
     json_stream = stream(kind="json_schema")
-    odd = ("odd", ["null"])
     for of, subject, message in (
-        (stream(), version(ID, odd), f"{where}odd: expected a type with values, found a union of null"),
+        (stream(), version(ID, (("odd", ["null"]))), f"{where}odd: expected a type with values, found a union of null"),
         (stream(), version(("n", "int")), f"{where}key: expected a field id, found n"),
         (stream(), version(ID, ("Kafka_Offset", "int")), "Kafka_Offset: expected names other"),
         (
@@ -209,5 +207,4 @@ def test_the_rescued_column_is_the_streams_own() -> None:
     subject = SubjectVersion("s", 1, "JSON", json.dumps(schema))
     first = of.with_columns(plan_columns(of, subject))
     assert [c.name for c in first.columns] == ["id", "rescued"]
-    again = of.with_columns(plan_columns(of, subject, rows_schema(first)))
-    assert again.columns == first.columns
+    assert of.with_columns(plan_columns(of, subject, rows_schema(first))).columns == first.columns

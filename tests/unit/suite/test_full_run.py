@@ -8,8 +8,7 @@ def test_each_folder_of_tests_is_run() -> None:
     named = {f"tests/{folder}" for folder in (*WHOLE, *(f for some in SHARED for f in some))}
     files = (ROOT / "tests").glob("**/test_*.py")
     others = [file for file in files if not file.is_relative_to(ROOT / "tests" / "unit")]
-    folders = {str(file.parent.relative_to(ROOT)) for file in others}
-    assert folders | {"tests/unit"} == named
+    assert {str(file.parent.relative_to(ROOT)) for file in others} | {"tests/unit"} == named
 
 
 def test_each_shard_has_a_part_of_the_shared_folders_and_one_shard_each_other_folder() -> None:

@@ -84,5 +84,4 @@ def test_orders_are_for_one_name_and_end(interference: Interference, lake: Strea
 def test_a_clock_is_set(interference: Interference, seconds: float) -> None:
     interference.set_clock("batch", 2 * seconds)
     interference.set_clock("speed", seconds)
-    now = float(run(interference, ASK).stdout)
-    assert abs(now - time.time() - seconds) < 60
+    assert abs(float(run(interference, ASK).stdout) - time.time() - seconds) < 60
