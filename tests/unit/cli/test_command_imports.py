@@ -50,12 +50,9 @@ def test_a_process_imports_only_what_it_uses(steps: list[tuple[str, set[str]]]) 
     assert printed(code) == [f"{modules}: []" for modules, _ in steps]
 
 
-def test_importing_the_package_leaves_the_imports_of_a_program_as_they_are() -> None:
+def test_importing_the_package_leaves_imports_as_they_are_and_pandas_for_later() -> None:
     ours = "[f for f in sys.meta_path if type(f).__module__.startswith('anabranch')]"
     assert printed(f"import sys, anabranch; anabranch.open; print({ours})") == ["[]"]
-
-
-def test_pandas_can_be_imported_later() -> None:
     code = (
         "from anabranch.common import process; process.import_pandas_late(); import "
         "anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "

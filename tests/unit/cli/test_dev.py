@@ -23,16 +23,13 @@ def test_the_services_of_a_home_that_never_ran_are_stopped(tmp_path: Path) -> No
     assert not home.exists()
 
 
-def test_down_wipe_removes_our_data_and_nothing_else(tmp_path: Path) -> None:
+def test_down_removes_our_data_alone_and_only_with_wipe(tmp_path: Path) -> None:
     for name in ("data/s3/bucket", "logs", "run", "kept"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("data/s3/bucket/file", "catalog.db", "notes.txt"):
         (tmp_path / name).touch()
     services.down(services.Home(tmp_path), wipe=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.lock", "kept", "notes.txt"]
-
-
-def test_down_without_wipe_keeps_the_data(tmp_path: Path) -> None:
     (tmp_path / "data" / "s3").mkdir(parents=True)
     (tmp_path / "catalog.db").touch()
     services.down(services.Home(tmp_path))
@@ -40,12 +37,9 @@ def test_down_without_wipe_keeps_the_data(tmp_path: Path) -> None:
     assert (tmp_path / "catalog.db").exists()
 
 
-def test_a_port_out_of_range_is_wrong_usage(tmp_path: Path) -> None:
+def test_wrong_ports_are_refused_before_anything_starts(tmp_path: Path) -> None:
     arguments = ("dev", "up", "--home", str(tmp_path), "--kafka-port", "65536")
     assert "65536" in said(*arguments, expect=2)
-
-
-def test_one_port_for_both_is_refused_before_anything_starts(tmp_path: Path) -> None:
     port = free_port()
     nothing = Jars(tmp_path, (), (), ())
     with pytest.raises(ConfigurationError, match=f"cannot share port {port}"):
@@ -53,15 +47,14 @@ def test_one_port_for_both_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
+def test_a_home_is_one_from_any_folder_and_shows_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
     stack = services.Services(services.Home(tmp_path), 1, 2, "key", "s3cr3t")
     assert stack.secret_key == "s3cr3t"
     assert "s3cr3t" not in repr(stack)
-
-
-def test_a_home_is_one_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "..", "x" * 250])

@@ -27,9 +27,11 @@ def commands() -> set[str]:
     return {name for name in re.findall(r"`anabranch docs ([\w/-]+)`", text) if name != "PAGE"}
 
 
-def test_the_pages_are_listed_with_their_titles() -> None:
+def test_the_pages_are_listed_and_others_are_wrong_usage() -> None:
     assert re.search(r"^how-to/query +Query$", said("docs"), re.MULTILINE)
     assert "anabranch docs PAGE" in said("docs")
+    assert "expected one of the pages" in said("docs", "nothing", expect=2)
+    assert "expected a section of how-to/query.md" in said("docs", "query#nothing", expect=2)
 
 
 @pytest.mark.parametrize("name", sorted(named()))
@@ -52,11 +54,6 @@ def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> 
     assert section_of(text, "code") == ""
     names = ("formats", "formats.md", "docs/reference/formats.md")
     assert len({said("docs", name) for name in names}) == 1
-
-
-def test_a_page_or_section_that_is_not_there_is_wrong_usage() -> None:
-    assert "expected one of the pages" in said("docs", "nothing", expect=2)
-    assert "expected a section of how-to/query.md" in said("docs", "query#nothing", expect=2)
 
 
 # Files that `anabranch init` writes, and their places: a newcomer's first minutes.
@@ -93,17 +90,14 @@ def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "of a wheel" / "wheels" / wheel.name).read_bytes() == b"a wheel"
 
 
-def test_an_existing_readme_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_readme_is_not_overwritten_and_names_existing_files(tmp_path: Path) -> None:
     (tmp_path / "a lake").mkdir()
     (tmp_path / "a lake" / "README.md").write_text("mine")
     printed = said("init", str(tmp_path / "a lake"))
     assert (tmp_path / "a lake" / "README.md").read_text() == "mine"
     assert "README.md\n" not in printed
     assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in printed
-
-
-def test_the_readme_names_existing_files(tmp_path: Path) -> None:
-    """docs/test_named_commands.py knows its commands."""
+    # docs/test_named_commands.py knows its commands.
     said("init", str(tmp_path))
     for place in re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)[1:]:
         for name in re.findall(r"`(.*?)`", place):

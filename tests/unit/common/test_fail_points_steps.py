@@ -50,15 +50,14 @@ def test_a_step_is_armed_at_its_nth_time_only() -> None:
     assert [armed.is_now(step) for step in reached] == [False, False, True, False]
 
 
-def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_a_broken_connection_and_each_step_is_armed_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(fail_points.FAIL_AT, "commit.answer-lost")
     reach(Step.COMMIT_REQUEST_LOST)
     with pytest.raises(ConnectionError, match=r"commit\.answer-lost"):
         reach(Step.COMMIT_ANSWER_LOST)
     reach(Step.COMMIT_ANSWER_LOST)
-
-
-def test_several_steps_are_armed_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fail_points.FAIL_AT, "commit.request-lost,commit.answer-lost:2")
     with pytest.raises(ConnectionError, match=r"commit\.request-lost"):
         reach(Step.COMMIT_REQUEST_LOST)

@@ -41,20 +41,17 @@ def test_a_job_is_healthy_with_recent_progress_and_few_restarts(
     assert (found is None) if fault is None else (found is not None and fault in found)
 
 
-def test_a_liveness_probe_ignores_restarts_and_the_patience_can_be_chosen() -> None:
-    often = HealthRecord(0, 2, progress=990, restarts=(700, 800, 900))
-    assert find_fault(often, True, 1000.0, ignore_restarts=True) is None
-    expected = "expected a publish or an idle trigger within 5 s, found none for 10 s"
-    assert find_fault(often, True, 1000.0, within=5, ignore_restarts=True) == expected
-
-
-def test_a_start_without_a_stop_before_it_is_a_restart() -> None:
+def test_a_start_without_a_stop_is_a_restart_which_a_liveness_probe_ignores() -> None:
     first = record_start(None, 2, 0.0)
     assert first == HealthRecord(0.0, 2)
     second = record_start(first, 2, 120.0)
     third = record_start(second, 2, 240.0)
     assert (second.restarts, third.restarts) == ((120.0,), (120.0, 240.0))
     assert record_start(third, 2, 2000.0).restarts == (2000.0,)
+    often = HealthRecord(0, 2, progress=990, restarts=(700, 800, 900))
+    assert find_fault(often, True, 1000.0, ignore_restarts=True) is None
+    expected = "expected a publish or an idle trigger within 5 s, found none for 10 s"
+    assert find_fault(often, True, 1000.0, within=5, ignore_restarts=True) == expected
 
 
 def crash(file: Path, now: float) -> None:
@@ -84,7 +81,9 @@ def test_a_job_that_publishes_and_dies_again_is_unhealthy(tmp_path: Path) -> Non
         assert fault(301.0) is None
 
 
-def test_two_jobs_do_not_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_one_jobs_and_in_a_folder_that_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.2)
     with (
         health_file(tmp_path / "speed", TRIGGER),
@@ -92,9 +91,6 @@ def test_two_jobs_do_not_share_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
         health_file(tmp_path / "speed", TRIGGER),
     ):
         pass
-
-
-def test_no_file_notes_nothing_and_no_folder_is_refused(tmp_path: Path) -> None:
     with health_file(None, TRIGGER) as note:
         note()
     with (

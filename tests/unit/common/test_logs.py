@@ -175,7 +175,7 @@ def test_the_step_is_shown_and_logged(clock: list[float], caplog: pytest.LogCapt
     assert last == f"stream s: 1 of 2 hours, {left}; hour 4: read, 1 of 60 tasks"
 
 
-def test_updates_repeat_until_the_end() -> None:
+def test_updates_repeat_until_the_end_or_the_first_that_fails() -> None:
     count, enough = 0, threading.Event()
 
     def update() -> None:
@@ -187,12 +187,9 @@ def test_updates_repeat_until_the_end() -> None:
     with repeating(update, 0.001):
         assert enough.wait(10)
     assert "progress" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_an_update_that_fails_ends_the_updates_alone() -> None:
     count, called = 0, threading.Event()
 
-    def update() -> None:
+    def fail() -> None:
         nonlocal count
         count += 1
         called.set()

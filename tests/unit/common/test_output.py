@@ -73,12 +73,9 @@ def test_plain_keeps_the_value(value: object, expected: object) -> None:
     json.dumps(output.plain(value), allow_nan=False)
 
 
-def test_plain_refuses_unknown_types() -> None:
+def test_plain_and_text_keep_a_value_or_refuse_its_type() -> None:
     with pytest.raises(TypeError, match="found object"):
         output.plain(object())
-
-
-def test_text_is_one_line_that_no_record_can_break_out_of() -> None:
     assert output.text("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
     assert output.text(None) == ""
     assert output.text({"a": [1]}) == '{"a": [1]}'
@@ -92,6 +89,10 @@ def test_a_piped_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[st
     assert lines[2] == "2026-11-21T03" + " " * 287 + "      7"
     assert lines[3] == "[bold]日本"
     assert lines[4] == long + "     12"
+    hours = [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")]
+    output.print_table(("hour", "rows"), hours)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].endswith("   5") and lines[3].endswith("1200")
 
 
 def test_a_table_on_a_terminal_folds_and_reads_no_markup(
@@ -169,7 +170,9 @@ def test_a_spreadsheet_gets_no_formula_and_csv_the_values_as_they_are(tmp_path: 
     assert read["spreadsheet"] == [["'=1+1", "n"], *([text, "-1.5"] for text in safe)]
 
 
-def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_and_parquet_are_the_table(
+    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
     output.write_result(RESULT.to_reader(), "json")
     rows = json.loads(capsysbinary.readouterr().out)
     assert rows[0]["total"] == 7
@@ -177,24 +180,23 @@ def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -
         "n": None, "name": "日本", "price": "2.00", "total": None, "tags": {},
         "at": "1970-01-01T00:00:00.000001Z", "raw": "", "share": 0.5,
     }  # fmt: skip
-
-
-def test_parquet_is_the_table(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     output.write_result(RESULT.to_reader(), "parquet", tmp_path / "r.parquet")
     assert pq.read_table(tmp_path / "r.parquet").equals(RESULT)
     output.write_result(RESULT.to_reader(), "parquet")
     assert pq.read_table(io.BytesIO(capsysbinary.readouterr().out)).equals(RESULT)
 
 
-def test_parquet_is_not_thrown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_result_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigurationError, match="found a terminal"):
         output.write_result(RESULT.to_reader(), "parquet")
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
         output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
+    months = pa.array([(1, 0, 0)], pa.month_day_nano_interval())
+    with pytest.raises(ConfigurationError, match=r"Parquet: .*interval.*CAST"):
+        output.write_result(pa.table({"n": months}).to_reader(), "parquet", tmp_path / "r")
 
 
 def test_two_results_for_one_file_leave_one_of_them_whole(tmp_path: Path) -> None:
@@ -225,16 +227,3 @@ def test_a_value_without_a_form_is_named(value: pa.Scalar, form: Any, tmp_path: 
     result = pa.table({"n": [1], "far": pa.repeat(value, 1)})
     with pytest.raises(ConfigurationError, match=r"column far: .*CAST"):
         output.write_result(result.to_reader(), form, tmp_path / "r")
-
-
-def test_a_type_that_parquet_lacks_is_named(tmp_path: Path) -> None:
-    months = pa.array([(1, 0, 0)], pa.month_day_nano_interval())
-    with pytest.raises(ConfigurationError, match=r"Parquet: .*interval.*CAST"):
-        output.write_result(pa.table({"n": months}).to_reader(), "parquet", tmp_path / "r")
-
-
-def test_numbers_stay_aligned_beside_a_gap(capsys: pytest.CaptureFixture[str]) -> None:
-    hours = [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")]
-    output.print_table(("hour", "rows"), hours)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].endswith("   5") and lines[3].endswith("1200")

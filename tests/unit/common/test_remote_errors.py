@@ -68,6 +68,9 @@ def test_the_cause_of_an_error_counts_too() -> None:
     assert isinstance(explain("load table t", error), errors.ConfigurationError)
     error.__cause__ = ConnectionResetError("no")
     assert isinstance(explain("load table t", error), errors.Transient)
+    expected = "read the manifests of t: OSError: gone"
+    with pytest.raises(errors.Transient, match=expected), lake_errors("read the manifests of t"):
+        raise OSError("gone")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
@@ -166,12 +169,6 @@ def test_errors_of_rows_are_not_those_of_a_service_or_a_stop(text: str, expected
         assert isinstance(explain_text("evaluate the suite s", text), errors.Transient)
 
 
-def test_reading_files_raises_errors_of_ours() -> None:
-    expected = "read the manifests of t: OSError: gone"
-    with pytest.raises(errors.Transient, match=expected), lake_errors("read the manifests of t"):
-        raise OSError("gone")
-
-
 def _of(module: str, name: str, *arguments: object) -> Exception:
     """A real error of a library, as its client raises it."""
     kind: type[Exception] = getattr(importlib.import_module(module), name)
@@ -235,13 +232,10 @@ def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() 
     assert type(explain("load table t", cut)) is errors.Transient
 
 
-def test_an_analysis_that_failed_with_the_catalog_down_is_transient() -> None:
+def test_a_cause_within_a_text_decides() -> None:
     no = "java.net.ConnectException: no\n"
     text = f"org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: {no}"
     assert classify_text(text) is Meaning.PASSES
-
-
-def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
     frames = "\tat java.net.Socket.connect(Socket.java:1)\n\t... 8 more\n"
     text = f"java.lang.IllegalStateException: no\n{frames}"
     assert classify_text(text) is Meaning.UNKNOWN

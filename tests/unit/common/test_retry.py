@@ -232,16 +232,13 @@ def test_the_duration_of_an_attempt_counts(clock: Clock) -> None:
     assert (numbers, clock.pauses) == ([1, 2], [1])
 
 
-def test_there_is_one_attempt_whatever_the_time(clock: Clock) -> None:
-    assert list(attempts(repeat(1.0), seconds=0)) == [1]
-
-
-def test_pauses() -> None:
+def test_pauses_are_random_capped_and_one_where_there_is_no_time(clock: Clock) -> None:
     assert list(islice(doubling(0.05, 0.3), 5)) == [0.05, 0.1, 0.2, 0.3, 0.3]
     assert list(islice(doubling(2.0), 3)) == [2, 4, 8]
     pauses = list(islice(jitter(0.1), 200))
     assert all(0 <= pause <= 0.1 for pause in pauses)
     assert len(set(pauses)) > 100
+    assert list(attempts(repeat(1.0), seconds=0)) == [1]
 
 
 def test_a_lock_is_awaited_up_to_a_deadline(clock: Clock, tmp_path: Path) -> None:

@@ -30,15 +30,6 @@ def write(path: Path, days: float, size: int = 10) -> Path:
     return path
 
 
-def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
-    first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
-    held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, also for root
-    found = f"delete 3 files: expected permission, found 1 left, first file://{held}: "
-    with pytest.raises(Transient, match=found):
-        delete_files(PyArrowFileIO(), [f"file://{path}" for path in (first, held, last)])
-    assert held.exists() and not first.exists() and not last.exists()
-
-
 @pytest.mark.parametrize("name", ["lake#old", "lake?x", "lake%20x", "lake x", "lake;x", "läke+&=x"])
 def test_a_folder_is_listed_and_its_files_deleted_by_name(tmp_path: Path, name: str) -> None:
     """A location is no URI: another folder whose name ends before a `#` or `?` keeps its files."""
@@ -51,11 +42,17 @@ def test_a_folder_is_listed_and_its_files_deleted_by_name(tmp_path: Path, name: 
     assert other.exists() and not file.exists()
 
 
-def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None:
+def test_a_folder_and_its_files_that_refuse_are_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     found = f"list .*: expected permission to read {tmp_path}/loop, found "
     with pytest.raises(Transient, match=found):
         list(list_files(PyArrowFileIO(), f"file://{tmp_path}"))
+    first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
+    held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, also for root
+    found = f"delete 3 files: expected permission, found 1 left, first file://{held}: "
+    with pytest.raises(Transient, match=found):
+        delete_files(PyArrowFileIO(), [f"file://{path}" for path in (first, held, last)])
+    assert held.exists() and not first.exists() and not last.exists()
 
 
 HOLDER = """\

@@ -82,24 +82,13 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
         assert places == [f"s3://bucket/out/{name}", f"x-{name}", "all"]
 
 
-def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
+def test_topics_that_are_excluded_or_have_a_file_of_their_own_are_no_members(conf: Path) -> None:
     write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
     topics = ["orders", "orders-dlq", "__consumer_offsets"]
     assert list(config.expand([family(conf)], topics)) == ["orders"]
-
-
-def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
     write(conf, "special", topics=None, topic="app-orders", table="raw.orders")
     own = [config.load_stream("special", conf)]
     assert list(config.expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
-
-
-def test_a_stream_without_its_own_file_has_a_family(conf: Path) -> None:
-    write(conf, "app_own", topics=None, topic="app-own", table="raw.own")
-    write(conf, "other", topics={"pattern": "other-(.*)"})
-    write(conf, "wrong", topics={"pattern": "("})
-    streams = [config.load_stream("app_own", conf), family(conf).build("app-x")]
-    assert config.families_of(streams, conf) == {"app_x": "app"}
 
 
 def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
@@ -162,11 +151,16 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
     assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
 
 
-def test_a_family_is_no_stream(conf: Path) -> None:
+def test_a_family_is_no_stream_and_its_streams_have_it(conf: Path) -> None:
     assert (config.stream_names(conf), config.family_names(conf)) == ((), ("app",))
     found = r"found that .*app.yaml is a family; name one of its streams"
     with pytest.raises(ConfigurationError, match=found):
         config.load_stream("app", conf)
+    write(conf, "app_own", topics=None, topic="app-own", table="raw.own")
+    write(conf, "other", topics={"pattern": "other-(.*)"})
+    write(conf, "wrong", topics={"pattern": "("})
+    streams = [config.load_stream("app_own", conf), family(conf).build("app-x")]
+    assert config.families_of(streams, conf) == {"app_x": "app"}
 
 
 def test_members_are_selected_as_streams_are(conf: Path) -> None:

@@ -84,11 +84,15 @@ def test_a_target_is_in_bytes_or_has_a_unit(conf: Path, target: object, size: in
     assert stream(conf, files=f"{{target: {target}}}").files.target == size
 
 
-def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
+def test_files_of_a_stream_and_settings_of_spark(conf: Path) -> None:
     files = stream(conf).files
     assert (files.sort, files.bloom) == ((), ())
     files = stream(conf, files="{sort: event_id, bloom: [event_id, event_time]}").files
     assert (files.sort, files.bloom) == (("event_id",), ("event_id", "event_time"))
+    text = "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
+    conf_of_spark = config.load_environment(conf).spark.conf
+    assert conf_of_spark == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
 
 
 @pytest.mark.parametrize(
@@ -108,18 +112,15 @@ def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -
     assert (settings.type, settings.subject, settings.delimiter) == expected
 
 
-def test_a_stream_of_plain_protobuf_names_a_descriptor_file_beside_its_own(conf: Path) -> None:
+def test_plain_protobuf_and_raw_bytes(conf: Path) -> None:
     form = "{type: protobuf, descriptor: shop.desc, message: shop.Order}"
     (conf / "streams" / "shop.desc").write_bytes(b"")
     loaded = stream(conf, format=form)
     assert loaded.format.descriptor == conf / "streams" / "shop.desc"
     assert not loaded.format.needs_registry
-
-
-def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
     columns = "key STRING, value BINARY NOT NULL"
-    loaded = stream(conf, format="raw", schema=columns, key="[key, value]")
-    assert [(c.name, c.type) for c in loaded.columns] == [("key", "string"), ("value", "binary")]
+    raw = stream(conf, format="raw", schema=columns, key="[key, value]")
+    assert [(c.name, c.type) for c in raw.columns] == [("key", "string"), ("value", "binary")]
 
 
 def test_a_registry_has_servers_and_a_user(conf: Path) -> None:
@@ -136,13 +137,9 @@ def test_a_registry_has_servers_and_a_user(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(own)
 
 
-def test_nothing_changes_after_the_start(conf: Path) -> None:
-    loaded = stream(conf)
-    with pytest.raises(ValidationError, match="frozen"):
-        loaded.topic = "other"  # type: ignore[misc]
-
-
-def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_read_the_environment_once_and_stay(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_TOPIC", "from_outside")
     monkeypatch.delenv("TEST_UNSET", raising=False)
     loaded = stream(conf, topic='"${TEST_TOPIC}"', table='"${TEST_UNSET:-games}.t_${TEST_TOPIC}"')
@@ -150,6 +147,9 @@ def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TEST_EMPTY", "")
     with pytest.raises(ConfigurationError, match=r"found nothing of \$\{TEST_EMPTY\}"):
         stream(conf, topic='"${TEST_EMPTY:-default}"')
+    loaded = stream(conf)
+    with pytest.raises(ValidationError, match="frozen"):
+        loaded.topic = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,6 @@ def test_the_folder_is_the_argument_the_variable_or_conf(monkeypatch: pytest.Mon
     monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
     assert config.resolve_folder() == Path("elsewhere")
     assert config.resolve_folder("here") == Path("here")
-
-
-def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
-    text = "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
-    (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
-    conf_of_spark = config.load_environment(conf).spark.conf
-    assert conf_of_spark == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
 
 
 @pytest.mark.parametrize(

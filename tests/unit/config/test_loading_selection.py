@@ -42,13 +42,6 @@ def test_other_ways_are_refused(conf: Path, ways: dict[str, Any], found: str) ->
         select_streams(conf, **ways)
 
 
-def test_a_folder_without_streams_is_refused(conf: Path) -> None:
-    for file in (conf / "streams").iterdir():
-        file.unlink()
-    with pytest.raises(ConfigurationError, match="expected a stream's file, found none"):
-        select_streams(conf, every=True)
-
-
 @pytest.mark.parametrize("ways", [{"names": ["a", "c"]}, {"group": "small"}, {"every": True}])
 def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, Any]) -> None:
     write_stream(conf, "a", group="small", keyy="id")
@@ -58,10 +51,16 @@ def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, 
     assert list(broken(selected)) == ["a"]
 
 
-def test_a_wrong_file_elsewhere_is_left_out(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_elsewhere_is_left_out_and_no_file_at_all_refused(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
     write_stream(conf, "d", group="large", topic="${NOT_THERE}")
     assert list(select_streams(conf, group="small")) == ["a", "c"]
+    for file in (conf / "streams").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigurationError, match="expected a stream's file, found none"):
+        select_streams(conf, every=True)
 
 
 @pytest.mark.parametrize("text", ["group: [", "group: large\nkept: 2026-11-31"])

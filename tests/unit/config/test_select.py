@@ -66,7 +66,7 @@ def test_an_expression_reads_fields_and_has_a_type(text: str, kind: str, fields:
     assert list(selected.fields) == fields
 
 
-def test_what_duckdb_calls_not_deterministic_is_no_function() -> None:
+def test_functions_are_deterministic_and_reach_no_file() -> None:
     rows = connection().sql(
         "SELECT DISTINCT function_name FROM duckdb_functions() "
         "WHERE stability <> 'CONSISTENT' OR function_type NOT IN ('scalar', 'macro')"
@@ -74,9 +74,6 @@ def test_what_duckdb_calls_not_deterministic_is_no_function() -> None:
     assert not functions() & {name for (name,) in rows.fetchall()}
     assert not functions() & REFUSED_FUNCTIONS
     assert {"lower", "strptime", "regexp_extract", "json_extract", "+", "list_sum"} < functions()
-
-
-def test_expressions_reach_no_file_and_no_setting() -> None:
     read, copy = "SELECT * FROM '/etc/passwd'", "COPY (SELECT 1) TO 'x'"
     for sql in (read, "SET memory_limit = '1TB'", copy):
         with pytest.raises(duckdb.Error):

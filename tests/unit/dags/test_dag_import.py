@@ -16,11 +16,14 @@ Recorded = Callable[[Any], None]
 DAGS = Path(__file__).resolve().parents[3] / "dags"
 
 
-def test_the_configuration_of_the_dags_is_the_packages_file() -> None:
+def test_the_dags_folder_has_the_packages_file_and_ignores_shared_modules() -> None:
     """Airflow's workers do not have the package: a copy would differ from it in time."""
     file = DAGS / "anabranch_conf.py"
     assert file.is_symlink()
     assert file.resolve() == DAGS.parent / "anabranch" / "config" / "plain.py"
+    shared = (DAGS / ".airflowignore").read_text("utf-8").split()
+    dags = {file.name for file in DAGS.glob("*.py") if "DAG(" in file.read_text("utf-8")}
+    assert {*shared} == {file.name for file in DAGS.glob("*.py")} - dags
 
 
 _SCRIPT = """
@@ -499,45 +502,32 @@ def test_what_a_task_runs_and_how_it_ends(parsed: Any, recorded: Recorded, task:
     recorded(named_errors(parsed[task]))
 
 
-def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(parsed: Any) -> None:
-    dag = parsed["dags"]["anabranch_hourly__game_events"]
-    assert dag["downstream"]["verify"] == ["backlog", "egress__export", "egress__feed"]
-    assert dag["arguments"]["egress__feed"] == ["egress", "game_events", "--target", "feed"]
-    assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
-
-
-def test_a_task_that_takes_too_long_ends_its_command(parsed: Any) -> None:
+def test_a_task_that_takes_too_long_or_fails_for_good_ends(parsed: Any) -> None:
     assert parsed["timeout"] == ["timeout", -15]
+    ended = [run for run, (kinds, _) in parsed["runs"].items() if "AirflowFailException" in kinds]
+    assert ended == ["refused", "usage", "broken", "missing"]
 
 
-def test_airflow_does_not_look_for_dags_in_shared_modules() -> None:
-    shared = (DAGS / ".airflowignore").read_text("utf-8").split()
-    dags = {file.name for file in DAGS.glob("*.py") if "DAG(" in file.read_text("utf-8")}
-    assert {*shared} == {file.name for file in DAGS.glob("*.py")} - dags
-
-
-def test_a_streams_file_configures_airflow(parsed: Any) -> None:
+def test_a_streams_file_configures_airflow_and_its_targets(parsed: Any) -> None:
     hourly = parsed["dags"]["anabranch_hourly__game_events"]
     assert (hourly["catchup"], hourly["start"]) == (True, "2026-11-20T00:00:00+00:00")
     assert hourly["owners"] == ["platform"]
     assert "seconds=300" in hourly["waits"][0]
     watch = parsed["dags"]["anabranch_speed_watch__game_events"]
     assert watch["arguments"] == {"watch": ["status", "game_events", "--late-after", "10 minutes"]}
+    dag = parsed["dags"]["anabranch_hourly__game_events"]
+    assert dag["downstream"]["verify"] == ["backlog", "egress__export", "egress__feed"]
+    assert dag["arguments"]["egress__feed"] == ["egress", "game_events", "--target", "feed"]
+    assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
 
 
-def test_the_scheduler_parses_the_files_quickly_and_imports_nothing_of_ours(parsed: Any) -> None:
+def test_the_files_are_parsed_quickly_and_those_beside_the_dags_without_a_folder(
+    parsed: Any,
+) -> None:
     assert parsed["heavy"] == []
     assert parsed["seconds"] < 2
-
-
-def test_without_a_folder_the_streams_are_those_beside_the_dags(parsed: Any) -> None:
     shipped = {f"anabranch_hourly__{name}" for name in stream_names(DAGS.parent / "conf")}
     assert shipped and shipped <= set(parsed["shipped"])
-
-
-def test_terminal_errors_are_not_retried(parsed: Any) -> None:
-    ended = [run for run, (kinds, _) in parsed["runs"].items() if "AirflowFailException" in kinds]
-    assert ended == ["refused", "usage", "broken", "missing"]
 
 
 def test_a_group_has_one_rebuild_and_a_mapped_task_each(parsed: Any, recorded: Recorded) -> None:

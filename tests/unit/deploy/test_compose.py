@@ -55,14 +55,6 @@ def test_the_check_of_the_speed_layer_reads_the_file_that_its_job_writes() -> No
     assert speed["volumes"] == [str(Path(file).parent)] and not speed["tmpfs"]
 
 
-def test_no_port_of_the_file_is_the_default_of_a_command_of_ours() -> None:
-    ports = [str(service.get("ports")) for service in SERVICES.values()]
-    published = {port for some in ports for port in re.findall(r":-(\d+)\}", some)}
-    options = [option for command in main.commands.values() for option in command.params]
-    defaults = {str(option.default) for option in options if option.name == "port"}
-    assert defaults and not published & defaults
-
-
 def test_the_environment_file_is_new_and_ignored_by_git(tmp_path: Path) -> None:
     """`sh deploy/dotenv.sh`, in a checkout and in a new user's folder."""
     docs.write(tmp_path)
@@ -121,21 +113,23 @@ def test_mounted_files_exist_are_read_only_and_are_in_a_new_users_folder(tmp_pat
             assert (tmp_path / file).read_bytes() == (ROOT / file).read_bytes()
 
 
-def test_ports_are_published_to_this_machine_only() -> None:
+def test_no_port_is_published_to_others_or_the_default_of_a_command() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
+    of_services = [str(service.get("ports")) for service in SERVICES.values()]
+    published = {port for some in of_services for port in re.findall(r":-(\d+)\}", some)}
+    options = [option for command in main.commands.values() for option in command.params]
+    defaults = {str(option.default) for option in options if option.name == "port"}
+    assert defaults and not published & defaults
 
 
-def test_no_secret_is_in_the_file_and_a_missing_one_stops_the_start() -> None:
+def test_no_secret_is_in_the_file_and_the_example_names_each() -> None:
     secret = re.compile("PASSWORD$|SECRET|CREDENTIAL|ACCESS_KEY|IDENTITY|CATALOG|FERNET|_CONN$")
     given = [service.get("environment", {}).items() for service in SERVICES.values()]
     secrets = [str(value) for some in given for key, value in some if secret.search(key)]
     assert len(secrets) > 30
     assert all(re.search(r"\$\{[A-Z_]+:\?", value) for value in secrets), secrets
-
-
-def test_the_example_names_every_required_variable_without_a_value() -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     required = {f"{name}=" for name in re.findall(r"\$\{([A-Z_0-9]+):\?", text)}
     lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()

@@ -110,14 +110,11 @@ def test_an_empty_or_naive_interval_is_refused(end: datetime) -> None:
         list(generate(10, 1, START, end, dirty=False))
 
 
-def test_live_events_are_stamped_when_taken_and_never_step_back() -> None:
+def test_live_events_never_step_back_and_are_counted_by_hour() -> None:
     now = int(END.timestamp() * 1000)
     ticks = iter([now, now + 5, now - 60_000, now + 9])
     records = list(generate_live(4, 1, END, lambda: next(ticks), dirty=False))
     assert [record.timestamp_ms - now for record in records] == [0, 5, 5, 9]
-
-
-def test_acknowledged_records_are_counted_by_hour_and_kind() -> None:
     hour = int(datetime(2026, 11, 21, 3, tzinfo=UTC).timestamp() * 1000)
     sent = Sent("t")
     sent.acks += [Ack(0, 0, "good", "a", hour), Ack(0, 1, "late", "b", hour + HOUR_MS - 1)]

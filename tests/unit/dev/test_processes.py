@@ -137,7 +137,7 @@ def test_only_a_broker_that_answers_without_error_is_ready(reply: bytes, ready: 
     thread.join()
 
 
-def test_only_an_s3_server_is_ready() -> None:
+def test_only_an_s3_server_with_a_listener_is_ready() -> None:
     refusal = b"<Error><Code>AccessDenied</Code></Error>"
     head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
     refused = head % len(refusal) + refusal
@@ -145,9 +145,6 @@ def test_only_an_s3_server_is_ready() -> None:
         port, thread = _answer_once(reply)
         assert s3_server.answers(port) is ready
         thread.join()
-
-
-def test_a_port_without_a_listener_is_not_ready() -> None:
     port = processes.free_port()
     assert not kafka_broker.answers(port)
     assert not s3_server.answers(port)

@@ -55,11 +55,16 @@ def test_every_module_and_test_that_a_page_names_exists() -> None:
         assert short == [], page
 
 
-def test_the_starter_files_name_pages_that_exist() -> None:
+def test_pages_that_starter_files_and_the_index_name_exist() -> None:
     text = (ROOT / "anabranch" / "starter_files" / "README.md").read_text("utf-8")
     named = {name.removesuffix(".md") for name in _SHORT_PAGE.findall(text)}
     assert len(named) > 4
     assert [name for name in named if not (ROOT / "docs" / f"{name}.md").exists()] == []
+    docs = ROOT / "docs"
+    links = _LINK.findall((docs / "index.md").read_text("utf-8"))
+    linked = {docs / "index.md", *((docs / link).resolve() for link in links)}
+    pages = {page for page in docs.rglob("*.md") if "decisions" not in page.parts}
+    assert sorted(str(page) for page in pages - linked) == []
 
 
 def test_the_table_of_private_names_has_those_that_the_code_uses() -> None:
@@ -117,11 +122,3 @@ def test_every_page_that_code_names_exists() -> None:
     named = {name for file in files for name in _NAMED.findall(file.read_text("utf-8"))}
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
-
-
-def test_the_index_links_to_every_page() -> None:
-    docs = ROOT / "docs"
-    links = _LINK.findall((docs / "index.md").read_text("utf-8"))
-    linked = {docs / "index.md", *((docs / link).resolve() for link in links)}
-    pages = {page for page in docs.rglob("*.md") if "decisions" not in page.parts}
-    assert sorted(str(page) for page in pages - linked) == []

@@ -117,18 +117,18 @@ def test_a_record_missing_in_its_batch_was_compacted_away(codec: int) -> None:
     assert seen(log, [0, 1]) == Explanation({"compacted": 1, "present": 1}, ((1, 2),))
 
 
-def test_offsets_missing_with_their_batch_were_compacted_away_also_at_the_logs_end() -> None:
+def test_what_compaction_took_is_explained_also_at_the_logs_end() -> None:
     log = Log([batch(5, [5]), batch(10, [10])], stable_end=14)
     assert seen(log, [0, 4, 6, 9, 11, 13]) == Explanation({"compacted": 6})
+    written = batch(0, [0, 2], end=4, headers=[("name", b"v")])
+    log = Log([Written(0, 4, written.data.replace(b"name", b"\xff\xfe\xff\xfe"))])
+    assert seen(log, [1, 3]) == Explanation({"compacted": 2})
 
 
 def test_offsets_before_the_logs_start_are_retention() -> None:
     log = Log([batch(0, range(10)), marker(10, PRODUCER, COMMIT)], start=4)
     assert seen(log, [2, 3, 10]) == Explanation({"retention": 2, "control": 1})
-
-
-def test_offsets_before_a_start_within_a_batch_stay_retention() -> None:
-    """The batch still has their records, which no consumer receives."""
+    # The batch still has their records, which no consumer receives.
     log = Log([batch(0, [0, 2, *range(4, 9)], end=10)], start=5)
     counts = {"retention": 5, "present": 4, "compacted": 1}
     assert seen(log, range(10)) == Explanation(counts, ((5, 9),))
@@ -141,12 +141,6 @@ def test_an_older_message_format_is_refused(magic: int) -> None:
     log = Log([batch(0, [0, 2]), Written(4, 5, bytes(builder.build()))])
     with pytest.raises(Terminal, match=f"from offset 3 on: expected message format 2, .*{magic}"):
         seen(log, [1, 3])
-
-
-def test_a_header_that_is_no_text_is_no_obstacle() -> None:
-    written = batch(0, [0, 2], end=4, headers=[("name", b"v")])
-    log = Log([Written(0, 4, written.data.replace(b"name", b"\xff\xfe\xff\xfe"))])
-    assert seen(log, [1, 3]) == Explanation({"compacted": 2})
 
 
 def test_a_log_with_an_earlier_end_is_requested_again() -> None:

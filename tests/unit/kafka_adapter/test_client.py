@@ -185,12 +185,6 @@ def test_every_refusal_names_the_missing_right(kind: type[errors.AuthorizationEr
     assert f" {option}" in str(error)
 
 
-def test_a_right_of_another_resource_is_not_named() -> None:
-    """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
-    error = explained(errors.GroupAuthorizationFailedError(), None, "--operation Write --topic t")
-    assert "--operation Read --group GROUP" in str(error)
-
-
 @pytest.mark.parametrize(
     ("logged", "most"),
     [
@@ -301,9 +295,12 @@ def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
     assert f"run `pip install {kafka_python.CODEC_PACKAGES[name]}`" in str(error)
 
 
-def test_an_unknown_codec_ends_the_job() -> None:
+def test_an_unknown_codec_ends_the_job_and_a_refusal_names_its_own_right() -> None:
     error = explained(errors.UnsupportedCodecError("Unrecognized compression type: 7"))
     assert type(error) is CodecMissing and "upgrade Anabranch" in str(error)
+    # A transaction touches a topic, a group and a transactional id; each refusal names its own.
+    error = explained(errors.GroupAuthorizationFailedError(), None, "--operation Write --topic t")
+    assert "--operation Read --group GROUP" in str(error)
 
 
 @pytest.mark.parametrize("given", [uuid.UUID(int=0), str(uuid.UUID(int=0)), None, ""])

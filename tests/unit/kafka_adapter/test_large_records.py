@@ -93,15 +93,12 @@ def test_a_headers_name_is_the_text_that_javas_client_reads(sent: bytes, name: s
     assert stretch.records[1].headers == ((name, b"x"), ("n", None))
 
 
-def test_a_batch_of_many_small_records_is_no_large_record() -> None:
+def test_small_records_of_a_large_batch_and_aborted_ones_are_none() -> None:
     assert find(Log().add(*[b"0" * (LIMIT // 2)] * 100)) == []
-
-
-def test_records_of_an_aborted_transaction_are_never_read() -> None:
     assert find(Log().add(b"0" * (LIMIT + 1), aborted=True).add(b"a")) == []
 
 
-def test_stretches_near_each_other_are_one() -> None:
+def test_stretches_near_each_other_are_one_within_the_range() -> None:
     large = b"0" * (LIMIT + 1)
     log = Log().add(large).add(b"a").add(large)
     for _ in range(2 * POLLED):
@@ -111,9 +108,6 @@ def test_stretches_near_each_other_are_one() -> None:
     assert (first.start, first.end) == (0, 3)
     assert (second.start, second.end) == (log.end - 1 - POLLED, log.end)
     assert [r.size is not None for r in first.records] == [True, False, True]
-
-
-def test_only_offsets_of_the_range_are_returned() -> None:
     [stretch] = find(Log().add(b"a", b"0" * (LIMIT + 1), b"c"), 2, 3)
     assert (stretch.start, stretch.end) == (2, 3)
     assert [r.offset for r in stretch.records] == [2]

@@ -22,11 +22,16 @@ def server() -> Iterator[Answering]:
         yield answering
 
 
-def test_a_schema_is_requested_once(server: Answering) -> None:
+def test_a_schema_is_requested_once_and_an_unknown_or_impossible_id_by_need(
+    server: Answering,
+) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
     assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"')
     assert server.paths == ["/api/schemas/ids/7"]
+    registry = server.registry()
+    assert registry.schema(-1) is None and registry.schema(2**31) is None
+    assert server.paths == []
 
 
 def test_references_are_resolved_each_after_its_own(server: Answering) -> None:
@@ -61,12 +66,6 @@ def test_an_unknown_id_is_requested_again(server: Answering) -> None:
     assert registry.schema(7) is None
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": "{}"}))
     assert registry.schema(7) is not None
-
-
-def test_impossible_schema_ids_are_not_requested(server: Answering) -> None:
-    registry = server.registry()
-    assert registry.schema(-1) is None and registry.schema(2**31) is None
-    assert server.paths == []
 
 
 def test_subjects_of_an_id_count_deleted_versions_too(server: Answering) -> None:

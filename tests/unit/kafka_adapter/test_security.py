@@ -198,7 +198,9 @@ def test_without_keys_of_aws_the_keys_to_check_are_named(no_keys: Path) -> None:
         aws_client(**{"aws.profile": "kafka"})
 
 
-def test_a_role_is_assumed_once_for_many(no_keys: Path) -> None:
+def test_a_role_is_assumed_once_for_many_and_again_later(
+    no_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from moto import mock_aws
 
     no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
@@ -206,9 +208,6 @@ def test_a_role_is_assumed_once_for_many(no_keys: Path) -> None:
         first = aws_client(**{"aws.role.arn": ROLE})
         assert first.token and first.access_key != "a"
         assert aws_client(**{"aws.role.arn": ROLE}).access_key == first.access_key
-
-
-def test_a_role_is_assumed_again_later(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
     assert botocore.session.Session().get_credentials() is not None

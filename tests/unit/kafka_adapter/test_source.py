@@ -29,11 +29,17 @@ def test_stretches_and_rest_are_all_offsets_once(odd: dict[int, list[int]], at_m
     assert {(p, o) for p, odd_offsets in odd.items() for o in odd_offsets} <= covered
 
 
-def test_a_record_alone_is_taken_alone() -> None:
+def test_records_alone_are_taken_alone_around_an_overflow() -> None:
     taken = source.plan_driver_ranges({0: [7, 3], 2: [5]}, 32)
     assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
     expected = [{0: (4, 7), 1: (0, 2)}, {0: (8, 9)}]
     assert source.plan_spark_ranges({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == expected
+    assert source.is_unreadable(
+        Exception("Caused by: java.lang.ArithmeticException: long overflow")
+    )
+    assert source.is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
+    assert not source.is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
+    assert not source.is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
 
 
 @pytest.mark.parametrize(
@@ -48,15 +54,6 @@ def test_a_record_alone_is_taken_alone() -> None:
 )
 def test_a_timestamp_out_of_range_is_null(millis: int, moment: datetime | None) -> None:
     assert source.time_of(millis) == moment
-
-
-def test_only_an_overflow_of_the_reader_is_read_around() -> None:
-    assert source.is_unreadable(
-        Exception("Caused by: java.lang.ArithmeticException: long overflow")
-    )
-    assert source.is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
-    assert not source.is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
-    assert not source.is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
 
 
 # The options with which Spark reads Kafka.

@@ -136,7 +136,7 @@ def test_an_accepted_hour(
     recorded(json.loads(text))
 
 
-def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> None:
+def test_the_balance_of_an_hour_with_erased_or_unknown_records(lake: StreamLake) -> None:
     record(lake, accepted(HOURS[0], account=replace(ACCOUNT, good=6, erased=2)))
     end = events_of(lake)[1]
     assert problems(end) == []
@@ -146,9 +146,6 @@ def test_the_balance_of_an_hour_with_erased_records_closes(lake: StreamLake) -> 
     assertions = end["outputs"][0]["facets"]["dataQualityAssertions"]["assertions"]
     [balance] = [a for a in assertions if a["assertion"] == "balance"]
     assert (balance["success"], balance["expected"], balance["actual"]) == (True, "10", "10")
-
-
-def test_an_account_with_unknown_values_is_not_sent_as_a_balance(lake: StreamLake) -> None:
     record(lake, accepted(HOURS[0], account=replace(ACCOUNT, dead=None, duplicate=None)))
     end = events_of(lake)[1]
     assert problems(end) == []
@@ -270,16 +267,13 @@ def test_many_hours_are_sent_up_to_the_deadline(
     assert caplog.messages[-1].endswith(command(HOURS[1], HOURS[3]))
 
 
-def test_a_failing_jobs_decisions_are_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_a_failure_of_the_job_sends_and_one_of_the_lake_fails_no_hour(
+    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(errors.Unexpected), report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
         raise errors.Unexpected("rebuild hour: an overflow")
     assert list(receiver.runs().values()) == [["START", "COMPLETE"]]
-
-
-def test_an_error_of_the_client_or_the_lake_fails_no_hour(
-    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
     with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)

@@ -396,21 +396,15 @@ def test_the_next_record_is_in_one_of_few_partitions(logs: list[tuple[list[int],
     assert index.asked <= 19
 
 
-def test_five_hundred_partitions_are_one_request() -> None:
+def test_of_many_partitions_few_are_read_and_one_without_a_timestamp() -> None:
     logs = [[0, 3_600_000 + p] for p in range(500)]
     logs[321] = [0, 1_800_000]
     index = Index(logs)
     assert 321 in find_oldest(dict.fromkeys(range(500), 1), 0, 2 * 3_600_000, index.first_from)
     assert index.asked <= 14
-
-
-def test_a_partition_whose_next_record_has_no_timestamp_is_read() -> None:
     logs = [[0, 3_600_000 + p] for p in range(50)]
     logs[7] = [0, -1]
     assert 7 in find_oldest(dict.fromkeys(range(50), 1), 0, 2 * 3_600_000, Index(logs).first_from)
-
-
-def test_a_delete_of_few_partitions_needs_no_confirmation() -> None:
     index = Index([[1]] * MOST_FETCHED)
     found = len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from))
     assert found == MOST_FETCHED

@@ -30,11 +30,17 @@ def test_an_hour_contains_its_moment_and_ends_where_the_next_begins(when: dateti
     assert hours.hours_between(hour, hours.shift(hour, -3)) == []
 
 
-def test_an_hour_is_named_in_utc_whatever_the_zone_of_the_moment() -> None:
+def test_hours_and_spans_are_named_in_utc_as_people_write_them() -> None:
     of_india = timezone(timedelta(hours=5, minutes=30))
     assert hours.hour_of(datetime(2026, 11, 21, 1, 30, tzinfo=of_india)) == "2026-11-20T20"
     assert hours.shift("2026-12-31T23", 1) == "2027-01-01T00"
     assert hours.to_number("1970-01-02T01") == 25 and hours.from_number(25) == "1970-01-02T01"
+    assert hours.span_of("2026-11-21T23..2026-11-22T01") == ("2026-11-21T23", "2026-11-22T01")
+    assert hours.span_of("2026-11-21T23") == ("2026-11-21T23", "2026-11-21T23")
+    backwards, three_dots = "2026-11-22T01..2026-11-21T23", "2026-11-21T23...2026-11-22T01"
+    for wrong in (backwards, "2026-11-21T23..", "..2026-11-21T23", three_dots):
+        with pytest.raises(ConfigurationError, match="hour"):
+            hours.span_of(wrong)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +94,13 @@ def test_an_hour_is_undecided_until_every_partition_has_its_end() -> None:
     assert hours.undecided(Timeline(H5, H5, {}), (0, 1), NOW) == []
     why = "an end in use makes an hour end for all"
     assert hours.undecided(timeline, (0, 1), hours.end_of(H3)) == [H4], why
+    timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
+    assert hours.hour_ranges(timeline, {}, {0: 0}, NOW) == [HourRange(H3, {0: 4})]
+    why = "a partition whose end is not known"
+    assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], why
 
 
-def test_sealing_stops_at_the_first_hour_that_is_not_decided_or_has_not_ended() -> None:
+def test_sealing_stops_where_an_hour_is_not_decided_for_all_or_has_not_ended() -> None:
     timeline = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4}, H4: {0: 6, 1: 2}, H5: {0: 6, 1: 2}})
     sealed, done = hours.plan_seal(timeline, "t", NOW)
     assert done == [H3, H4]
@@ -98,19 +108,9 @@ def test_sealing_stops_at_the_first_hour_that_is_not_decided_or_has_not_ended() 
     assert (sealed.open, sealed.start, sealed.boundaries) == (H5, {0: 6, 1: 2}, {H5: {0: 6, 1: 2}})
     assert hours.plan_seal(Timeline(H3, H3, {0: 1}, boundaries={H4: {0: 6}}), "t", NOW)[1] == []
     assert hours.plan_seal(sealed, "t", NOW) == (sealed, []), "sealing again seals nothing"
-
-
-def test_sealing_stops_where_an_hour_lacks_the_end_of_a_partition_that_was_added() -> None:
-    timeline = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4, 1: 2}, H4: {0: 6}})
-    sealed, done = hours.plan_seal(timeline, "t", NOW)
-    assert (done, sealed.open, sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
-
-
-def test_offsets_behind_the_decided_hours_have_no_hour_yet() -> None:
-    timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
-    assert hours.hour_ranges(timeline, {}, {0: 0}, NOW) == [HourRange(H3, {0: 4})]
-    why = "a partition whose end is not known"
-    assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], why
+    added = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4, 1: 2}, H4: {0: 6}})
+    next_sealed, then = hours.plan_seal(added, "t", NOW)
+    assert (then, next_sealed.open, sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,3 @@ def test_hours_as_spans(numbers: set[int]) -> None:
     spanned = [hours.hours_between(first, hours.shift(last, 1)) for first, last in spans]
     assert sorted(named) == [hour for some in spanned for hour in some]
     assert all(hours.shift(a[1], 1) < b[0] for a, b in pairwise(spans))
-
-
-def test_a_span_as_people_write_it() -> None:
-    assert hours.span_of("2026-11-21T23..2026-11-22T01") == ("2026-11-21T23", "2026-11-22T01")
-    assert hours.span_of("2026-11-21T23") == ("2026-11-21T23", "2026-11-21T23")
-    backwards, three_dots = "2026-11-22T01..2026-11-21T23", "2026-11-21T23...2026-11-22T01"
-    for wrong in (backwards, "2026-11-21T23..", "..2026-11-21T23", three_dots):
-        with pytest.raises(ConfigurationError, match="hour"):
-            hours.span_of(wrong)

@@ -152,7 +152,7 @@ def test_a_consumer_has_mains_rows_after_every_poll(steps: list[Any], at_once: i
             getattr(world, step)(*arguments)
 
 
-def test_two_restatements_between_two_polls_are_one_change() -> None:
+def test_restatements_between_two_polls_are_one_change_and_hours_before_the_first_none() -> None:
     world, token = Stream(), Token("events")
     world.accept(FIRST)
     world.record()
@@ -164,6 +164,14 @@ def test_two_restatements_between_two_polls_are_one_change() -> None:
     assert second.content == Content(3, "batch")
     before = (Content(1, "batch"), world.rows[0])
     assert changes.replaced(first.token, world.rows, {"d2", "d3"}) == {FIRST: before}
+    world = Stream()
+    for hour in HOURS[:3]:
+        world.accept(hour)
+    world.record()
+    given = list(world.poll(Token("events", first=HOURS[1]), 9))
+    assert [g.hour for g in given] == HOURS[1:3]
+    world.accept(FIRST)
+    assert not list(world.poll(given[-1].token, 9))
 
 
 def test_a_decision_that_waits_for_its_row_is_given_once() -> None:
@@ -198,17 +206,6 @@ def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
     before = (Content(1, "batch"), world.rows[0])
     assert changes.replaced(one.token, world.rows, {"d2", "d3"}) == {FIRST: before}
     assert changes.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
-
-
-def test_hours_before_the_first_one_wanted_are_never_given() -> None:
-    world = Stream()
-    for hour in HOURS[:3]:
-        world.accept(hour)
-    world.record()
-    given = list(world.poll(Token("events", first=HOURS[1]), 9))
-    assert [g.hour for g in given] == HOURS[1:3]
-    world.accept(FIRST)
-    assert not list(world.poll(given[-1].token, 9))
 
 
 def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:

@@ -81,9 +81,6 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
     last = hour.Identity("T", twice.replaced_before(shift(after, 1), "T"))
     assert [last.key_of(0, o) for o in (91, 95, 98)] == [b"T~1:0:91", b"T~2:0:95", b"T~1:0:98"]
     assert then == hour.Identity("T", twice.replaced_before(after, "T"))
-
-
-def test_a_log_that_lost_its_end_while_another_was_read_gives_other_identities_too() -> None:
     begun, position = Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9})
     away = plan_adopt(begun, position, "U", {0: 0}, {}).timeline
     back = plan_adopt(away, Position("U", {0: 4}), "T", {0: 5}, {}).timeline

@@ -209,7 +209,7 @@ def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
     assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
 
 
-def test_provenance_by_ingest_hour(one: StreamLake) -> None:
+def test_provenance_by_ingest_hour_and_at_a_snapshot(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
     assert [(h.hour, h.layer, h.revision, h.complete, h.rows, h.note) for h in found.hours] == [
         (HOUR, "batch", 1, True, 4, None),
@@ -223,9 +223,6 @@ def test_provenance_by_ingest_hour(one: StreamLake) -> None:
     done = ask(one, COUNT, "--provenance", "--hour", HOUR, "--revision", "1", "--output", "json")
     assert json.loads(done.stdout) == [{"n": 4}]
     assert line in [shown.split() for shown in done.stderr.splitlines()]
-
-
-def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
     then = str(heads(one.table())["main"])
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
@@ -273,7 +270,7 @@ def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path)
     assert [hour.hour for hour in events.provenance().hours] == [HOUR]
 
 
-def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> None:
+def test_a_relation_and_a_dataset_are_of_what_the_handle_selects(one: StreamLake) -> None:
     events = anabranch.open("events", conf=one.folder, only_accepted=True)
     relation = events.duckdb(columns=["n", "ingest_hour"])
     gc.collect()
@@ -281,9 +278,6 @@ def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> Non
     # Times are Python's.
     times = [row[0] for row in events.duckdb(columns=["kafka_timestamp"]).fetchall()]
     assert {time.utcoffset() for time in times} == {timedelta(0)}
-
-
-def test_a_dataset_is_of_any_connection_and_of_what_the_handle_selects(one: StreamLake) -> None:
     rows = anabranch.open("events", conf=one.folder, only_accepted=True).dataset()
     with duckdb.connect(":memory:") as connection:
         connection.register("rows", rows)

@@ -110,7 +110,9 @@ def next_offsets(reading: Iterator[Any], count: int) -> list[int]:
     return sorted(found)
 
 
-def test_each_record_once_with_the_columns_of_the_table(one: StreamLake, log: Log) -> None:
+def test_each_record_once_with_the_columns_of_the_table_and_those_selected(
+    one: StreamLake, log: Log
+) -> None:
     reading = then_topic(one)
     batches = list(reading)
     assert offsets(batches) == list(range(14))
@@ -120,13 +122,10 @@ def test_each_record_once_with_the_columns_of_the_table(one: StreamLake, log: Lo
     assert Counter(row["ingest_hour"] for row in rows) == {HOUR: 4, NEXT: 6, OPEN: 4}
     assert (reading.counts.rows, reading.letters) == (7, [])
     assert reading.snapshot_id == heads(one.table())["main"]
-
-
-def test_rows_and_records_are_selected_alike(one: StreamLake, log: Log) -> None:
     table = anabranch.open("events", conf=one.folder)
-    batches = list(table.then_topic(columns=["n"], where="n % 5 = 1", hours=(HOUR, NEXT)))
-    assert sorted(n for batch in batches for n in batch["n"].to_pylist()) == [1, 6]
-    assert {tuple(batch.schema.names) for batch in batches} == {("n",)}
+    selected = list(table.then_topic(columns=["n"], where="n % 5 = 1", hours=(HOUR, NEXT)))
+    assert sorted(n for batch in selected for n in batch["n"].to_pylist()) == [1, 6]
+    assert {tuple(batch.schema.names) for batch in selected} == {("n",)}
 
 
 def test_dead_letters_are_counted_and_available(one: StreamLake, log: Log) -> None:

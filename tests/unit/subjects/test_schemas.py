@@ -162,20 +162,17 @@ def test_messages_that_cannot_become_columns(message: str, expected: str) -> Non
     assert expected in str(refused.value)
 
 
-def test_a_message_that_doubles_at_each_level_is_refused() -> None:
-    """The hazard: a schema of a few lines whose columns take more than the machine's memory."""
-    levels = [f"message L{i} {{ L{i + 1} a = 1; L{i + 1} b = 2; }}" for i in range(60)]
-    text = HEAD + "\n".join([*levels, "message L60 { string id = 1; }"])
-    with pytest.raises(NotAColumn, match="expected a type of at most 1000000 characters"):
-        protobuf_fields(compiled(text, ()), "shop.L0")
-
-
-def test_fields_of_messages_that_cannot_become_columns() -> None:
+def test_messages_and_fields_that_cannot_become_columns() -> None:
     given: dict[str, str | None] = {"nodes": None}
     with pytest.raises(NotAColumn, match="keys: expected a map with keys other than uint64"):
         protobuf_fields(compiled(TYPES, ()), "shop.Deep", given)
     with pytest.raises(NotAColumn, match="empty: expected a record with fields"):
         protobuf_fields(compiled(TYPES, ()), "shop.Deep", given | {"keys": None})
+    # The hazard: a schema of a few lines whose columns take more than the machine's memory.
+    levels = [f"message L{i} {{ L{i + 1} a = 1; L{i + 1} b = 2; }}" for i in range(60)]
+    text = HEAD + "\n".join([*levels, "message L60 { string id = 1; }"])
+    with pytest.raises(NotAColumn, match="expected a type of at most 1000000 characters"):
+        protobuf_fields(compiled(text, ()), "shop.L0")
 
 
 def stream(columns: str = "", **more: Any) -> Stream:

@@ -49,14 +49,13 @@ NESTED = {
 }  # fmt: skip
 
 
-def test_a_new_table_has_the_fields_of_the_subject_and_its_key_is_not_null() -> None:
+def test_a_new_table_has_the_fields_of_the_subject_and_of_the_file() -> None:
     assert planned(stream(), version(ID, ("n", ["null", "int"]))) == "id STRING NOT NULL, n INT"
-
-
-def test_the_files_columns_come_before_the_subjects_and_stay_without_it() -> None:
     of = stream("n DOUBLE NOT NULL, legacy STRING NOT NULL, id STRING")
     columns = planned(of, version(ID, ("n", ["int", "float"])))
     assert columns == "id STRING, n DOUBLE NOT NULL, legacy STRING NOT NULL"
+    found = planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"])))
+    assert found == "id STRING NOT NULL"
 
 
 @pytest.mark.parametrize(
@@ -72,11 +71,6 @@ def test_the_remedy_for_a_field_is_true(kind: Any, columns: str, message: str) -
     said = refusal(stream(columns), version(ID, ("n", kind)))
     assert message in said and "exclude" in said and "NAME TYPE" not in said
     assert planned(stream(exclude=("n",)), version(ID, ("n", kind))) == KEY
-
-
-def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
-    found = planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"])))
-    assert found == "id STRING NOT NULL"
 
 
 @pytest.mark.parametrize(
@@ -186,13 +180,10 @@ def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -
     assert planned(excluded, subject, f"{KEY}, Amount INT") == f"{KEY}, Amount INT"
 
 
-def test_the_columns_of_a_table_are_the_streams() -> None:
+def test_the_columns_of_a_table_are_the_streams_unless_they_contradict_the_file() -> None:
     ddl = "id STRING NOT NULL, n DECIMAL(9,2), s STRUCT<Z:INT,a:ARRAY<MAP<STRING,DATE>>>"
     assert columns_ddl(table_columns(table(ddl))) == ddl
     assert stream().with_columns(table_columns(table(ddl))).ddl == ddl
-
-
-def test_columns_that_contradict_the_file_are_refused() -> None:
     of = stream(event_time=EventTime(column="at"))
     assert of.lacks_columns
     found = r"event_time\.column: expected a TIMESTAMP column of the schema"

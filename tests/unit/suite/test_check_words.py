@@ -37,10 +37,9 @@ def test_a_finding_has_its_line(words: ModuleType, source: str, found: object) -
     assert sorted((f.line, f.found) for f in words.check_python("a.py", source)) == found
 
 
-def test_a_page_is_checked_outside_of_its_code(words: ModuleType) -> None:
+def test_pages_are_checked_outside_of_code_and_missing_ones_named(
+    words: ModuleType, tmp_path: Path
+) -> None:
     page = "# Title\n\n```\nnobody\n```\n\n`told` is a name.\nThe table is read anew.\n"
     assert [(f.line, f.found) for f in words.check_page("a.md", page)] == [(8, "anew")]
-
-
-def test_a_path_without_a_file_is_a_finding(words: ModuleType, tmp_path: Path) -> None:
     assert [f.found for f in words.check(["moved.md"], tmp_path)] == ["none"]
