@@ -41,6 +41,17 @@ def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -
     assert found == {"app_orders": ("app_orders", False)}
     [error] = families.unanswered
     assert "list the topics of families" in str(error)
+    for names, every in ((None, True), (["app_orders"], False)):
+        _, jobs, broken = open_jobs(str(conf), names, None, every)
+        assert [job.stream.name for job in jobs] == ["app_orders"] and not broken
+    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
+        open_jobs(str(conf), ["app_new"], None, False)
+    reader = open_reader(conf)
+    assert reader.streams["games.app_orders"].name == "app_orders"
+    assert "games.other" not in reader.streams
+    assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
+    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
+        anabranch.open("app_new", conf=conf)
 
 
 def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
@@ -129,14 +140,6 @@ def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) ->
         family_streams.load_stream(environment, "app_new", conf)
 
 
-def test_a_batch_job_of_many_has_the_members_with_tables(conf: Path) -> None:
-    for names, every in ((None, True), (["app_orders"], False)):
-        _, jobs, broken = open_jobs(str(conf), names, None, every)
-        assert [job.stream.name for job in jobs] == ["app_orders"] and not broken
-    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
-        open_jobs(str(conf), ["app_new"], None, False)
-
-
 def test_an_unreadable_table_stops_no_other(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     location = new_lake(conf, name="app_broken").table().metadata_location
     Path(location.removeprefix("file://")).unlink()
@@ -165,12 +168,3 @@ def test_a_table_beside_a_members_table_is_reported_as_no_stream(conf: Path) -> 
         Path(new_lake(conf, name=name).table().metadata_location.removeprefix("file://")).unlink()
     members = family_streams.members_with_tables(config.load_environment(conf), conf)
     assert list(members) == ["app_orders", "games.app_orders_others_partials"]
-
-
-def test_readers_find_the_tables_of_families_without_kafka(conf: Path) -> None:
-    reader = open_reader(conf)
-    assert reader.streams["games.app_orders"].name == "app_orders"
-    assert "games.other" not in reader.streams
-    assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
-    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
-        anabranch.open("app_new", conf=conf)

@@ -27,16 +27,6 @@ def kinds(found: Mapping[str, Job | AnabranchError]) -> dict[str, str]:
     return {name: "job" if isinstance(one, Job) else "error" for name, one in found.items()}
 
 
-def test_a_groups_file_that_is_no_yaml_for_a_moment_is_an_error(conf: Path) -> None:
-    folder = StreamFolder(str(conf), group="small")
-    assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
-    for name in ("a", "c"):
-        (conf / "streams" / f"{name}.yaml").write_text("group: [")
-    assert kinds(folder.jobs()) == {"a": "error", "b": "job"}
-    write_stream(conf, "a", group="large")
-    assert kinds(folder.jobs()) == {"b": "job"}
-
-
 def test_what_a_file_lacks_may_come_later(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The hazard: the file itself does not change, and its stream waits for a restart."""
     write_stream(conf, "b", expectations="suite.yaml")
@@ -87,7 +77,7 @@ def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -
     assert folder.groups == {"a": "small", "b": "small", "c": "large", "new": UNREADABLE}
 
 
-def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(conf: Path) -> None:
+def test_a_file_that_is_no_yaml_for_a_moment_takes_no_stream_from_its_group(conf: Path) -> None:
     folder = StreamFolder(str(conf), group="small")
     (conf / "defaults.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "error"}
@@ -95,6 +85,13 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
     assert kinds(StreamFolder(str(conf), group="small").jobs()) == {"a": "error", "b": "error"}
     (conf / "defaults.yaml").write_text("group: small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
+    folder = StreamFolder(str(conf), group="small")
+    assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
+    for name in ("a", "c"):
+        (conf / "streams" / f"{name}.yaml").write_text("group: [")
+    assert kinds(folder.jobs()) == {"a": "error", "b": "job"}
+    write_stream(conf, "a", group="large")
+    assert kinds(folder.jobs()) == {"b": "job"}
 
 
 def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(conf: Path) -> None:

@@ -175,6 +175,8 @@ def test_erased_records_close_the_account() -> None:
     assert [p.erased for p in account.partitions.values()] == [2, None, None]
     [problem] = replace(account, erased={0: 1}).problems()
     assert problem.startswith("partition 0: expected") and problem.endswith("1 erased")
+    expected = ({}, {0: 2}, {"compacted": {0: 1}})
+    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == expected
 
 
 # Of an hour of which three records of partition 0 were erased.
@@ -197,8 +199,3 @@ def test_erased_records_that_kafka_deleted_stay_erased(
     gaps = {"compacted": {0: compacted}}
     found, left, gaps = classify_erased(lost, gaps, OF_ERASED, {0: read_again})
     assert (found, left, gaps["compacted"][0]) == expected
-
-
-def test_nothing_was_erased_of_an_hour_without_an_account() -> None:
-    expected = ({}, {0: 2}, {"compacted": {0: 1}})
-    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == expected

@@ -52,11 +52,13 @@ def test_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, of
     assert share(lake, span) == offsets / BY_WORKERS
 
 
-def test_a_topic_that_was_set_back_counts_no_offsets_below_zero(lake: StreamLake) -> None:
+def test_offsets_of_a_topic_set_back_of_an_archive_and_behind_accepted_hours(
+    lake: StreamLake,
+) -> None:
     assert share(lake, None, records=3) == 30 / BY_WORKERS
-
-
-def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
+    archive = Archive.model_validate({"raw": "30 days"})
+    archived = replace(lake, stream=lake.stream.model_copy(update={"archive": archive}))
+    assert share(archived, None) == 35 / BY_SPARK
     timeline = replace(lake.state().timeline, sealed={SECOND: Cut("t", {0: (10, 30)})})
     accepted = Accepted(1, Cut("t", {0: (0, 10)}))
     lake.land(lake.accept(lake.stage([(FIRST, 0, 1)]), FIRST, accepted, timeline=timeline))
@@ -70,12 +72,6 @@ def test_a_forgotten_hour_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> No
         share(lake, (FIRST, FIRST))
     lake.ledger.record([decide(FIRST, "accepted", 1, Cut("t", {0: (0, 7)}), datetime.now(UTC))])
     assert share(lake, (FIRST, FIRST)) == 7 / BY_WORKERS
-
-
-def test_most_offsets_are_fewer_where_records_are_archived(lake: StreamLake) -> None:
-    archive = Archive.model_validate({"raw": "30 days"})
-    archived = replace(lake, stream=lake.stream.model_copy(update={"archive": archive}))
-    assert share(archived, None) == 35 / BY_SPARK
 
 
 @pytest.mark.parametrize(

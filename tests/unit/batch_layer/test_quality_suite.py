@@ -45,15 +45,20 @@ def test_the_suite_of_the_example_loads_whole_and_in_order() -> None:
     assert found == [(e["type"], e["kwargs"], e["severity"]) for e in raw]
 
 
-def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> None:
+def test_entries_have_defaults_and_ours_are_like_the_others(tmp_path: Path) -> None:
     since = {"meta": {"since": date(2026, 11, 21)}}
     suite = load_suite(_file(tmp_path, UNIQUE | since, UNIQUE | {"severity": "info"}))
     assert [e.severity for e in suite.expectations] == ["critical", "info"]
-
-
-def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.yaml: expected a readable suite"):
         load_suite(tmp_path / "none.yaml")
+    entries = [
+        {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
+        {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
+    ]
+    ours = load_suite(_file(tmp_path, *entries))
+    of_previous = (PREVIOUS, entries[1]["kwargs"], "critical")
+    found = [(e.type, e.kwargs, e.severity) for e in ours.expectations]
+    assert found == [(SPEED, {"min_ratio": 0.99}, "warning"), of_previous]
 
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
@@ -224,17 +229,6 @@ def test_an_expectation_of_ours_bounds_the_row_count(
         assert planned.applies is ((planned.min_value, planned.max_value) != (None, None))
         meant.append(f"{planned.min_value} to {planned.max_value}: {planned.basis}")
     recorded(meant)
-
-
-def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> None:
-    entries = [
-        {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
-        {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
-    ]
-    suite = load_suite(_file(tmp_path, *entries))
-    previous = (PREVIOUS, entries[1]["kwargs"], "critical")
-    found = [(e.type, e.kwargs, e.severity) for e in suite.expectations]
-    assert found == [(SPEED, {"min_ratio": 0.99}, "warning"), previous]
 
 
 @pytest.mark.parametrize(

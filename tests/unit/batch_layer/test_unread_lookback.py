@@ -188,7 +188,7 @@ def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
     assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
 
 
-def test_an_hour_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_to_be_decided_again_stays_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: the ledger does not say what a forgotten hour had not seen."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
@@ -197,9 +197,6 @@ def test_an_hour_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.Monkey
     properties = accepted_properties(before, {H2: Accepted(1, CUTS[H2])})
     assert H0 in properties[state.ACCEPTED]
     assert H1 not in properties[state.ACCEPTED]
-
-
-def test_the_state_of_a_branch_is_read_back() -> None:
     one = Accepted(3, CUTS[H0], True, (H1, H2))
     assert parse(Accepted, dump(one)) == one
     assert "unread" not in dump(Accepted(1, CUTS[H0]))

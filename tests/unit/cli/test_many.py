@@ -146,7 +146,7 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
         assert unanswered == ["catalog", *of_each]
 
 
-def test_a_group_is_complete_with_its_last(conf: Path) -> None:
+def test_a_group_is_complete_with_its_last_and_selected_in_one_way(conf: Path) -> None:
     done, _ = _run(conf, "complete", "s1", "s2", "s3", "--output", "json")
     streams = {"s1": HOURS[0], "s2": HOURS[1], "s3": HOURS[2]}
     expected = {"complete_through": HOURS[0], "streams": streams, "errors": {}}
@@ -158,9 +158,6 @@ def test_a_group_is_complete_with_its_last(conf: Path) -> None:
     done, _ = _run(conf, "complete", "s2", "s3", "s9")
     assert done.exit_code == 2 and "complete through: not known" in done.stdout
     assert "s9.yaml: key" in done.stderr
-
-
-def test_one_way_to_select_is_expected(conf: Path) -> None:
     for arguments in (["maintain"], ["batch", "s0", "--all"], ["speed", "--all", "--group", "x"]):
         done, _ = _run(conf, *arguments)
         assert done.exit_code == 2 and "expected STREAM, or --group NAME, or --all" in done.output

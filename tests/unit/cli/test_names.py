@@ -49,24 +49,24 @@ def change(conf: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_stream(conf: Path, name: str) -> None:
+def test_a_stream_a_table_a_key_a_column_and_the_catalog(conf: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a name"):
         load_stream(name, conf)
+    tables = ({"table": f"games.{name}"}, {"table": f"{name}.events"})
+    for values in (*tables, {"key": name}, {"event_time": {"column": name}}):
+        change(conf, **values)
+        with pytest.raises(ConfigurationError):
+            load_stream("events", conf)
+    environment = ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    with pytest.raises(ConfigurationError):
+        load_environment(conf)
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name and not name.startswith("-")])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_stream_of_a_command_line(conf: Path, command: str, name: str) -> None:
     assert "expected a name" in said(command, name, "--conf", str(conf), expect=2)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_table_a_key_and_a_columns_name(conf: Path, name: str) -> None:
-    tables = ({"table": f"games.{name}"}, {"table": f"{name}.events"})
-    for values in (*tables, {"key": name}, {"event_time": {"column": name}}):
-        change(conf, **values)
-        with pytest.raises(ConfigurationError):
-            load_stream("events", conf)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,6 @@ def test_a_column_however_deep(conf: Path, ddl: str, name: str) -> None:
     change(conf, schema=f"id STRING NOT NULL, {ddl.format(name)}")
     with pytest.raises(ConfigurationError):
         load_stream("events", conf)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_the_catalog(conf: Path, name: str) -> None:
-    environment = ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}}
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    with pytest.raises(ConfigurationError):
-        load_environment(conf)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_they_are_called_side_by_side_and_no_more_at_once_than_allowed() -> None
     assert most == 3
 
 
-def test_a_hanging_stream_is_named_with_its_wait(never: Callable[[Note], int]) -> None:
+def test_streams_that_hang_and_those_behind_them_are_named(never: Callable[[Note], int]) -> None:
     began = time.monotonic()
     answers = ask_all({"slow": never, "quick": lambda note: 1}, 0.5, 2, "stream")
     assert time.monotonic() - began < 5
@@ -58,6 +58,10 @@ def test_a_hanging_stream_is_named_with_its_wait(never: Callable[[Note], int]) -
     assert isinstance(answers["slow"], NoAnswer)
     why = "expected an answer within 0.5 s, found none from Kafka; try again once it answers"
     assert str(answers["slow"]) == f"stream slow: {why}"
+    asks = {"a": never, "b": never, "c": never}
+    answers: dict[str, int | AnabranchError] = ask_all(asks, 0.3, 2, "stream")
+    assert "found none from Kafka" in str(answers["b"])
+    assert "stream c: not asked within 0.3 s" in str(answers["c"])
 
 
 def test_with_a_limit_of_silence_many_get_their_time(never: Callable[[Note], int]) -> None:
@@ -71,10 +75,3 @@ def test_with_a_limit_of_silence_many_get_their_time(never: Callable[[Note], int
     assert [answers[str(i)] for i in range(6)] == [1] * 6
     why = "stream hangs: expected an answer within 0.5 s, found none from Kafka"
     assert why in str(answers["hangs"])
-
-
-def test_those_behind_others_that_hang_are_named_too(never: Callable[[Note], int]) -> None:
-    asks = {"a": never, "b": never, "c": never}
-    answers: dict[str, int | AnabranchError] = ask_all(asks, 0.3, 2, "stream")
-    assert "found none from Kafka" in str(answers["b"])
-    assert "stream c: not asked within 0.3 s" in str(answers["c"])

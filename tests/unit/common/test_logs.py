@@ -138,24 +138,23 @@ def test_a_log_hears_ever_more_seldom(clock: list[float], caplog: pytest.LogCapt
     assert seconds == [2, 6, 14, 30, 62, *range(122, 5_000, 60)]
 
 
-def test_quick_work_shows_no_progress(caplog: pytest.LogCaptureFixture) -> None:
+def test_quick_work_shows_no_progress_and_a_part_counts_within_its_unit(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
     caplog.set_level(logging.INFO)
     progress = Progress(LOG, "audit s", "hours", 3)
     for _ in range(3):
         progress.step()
     assert caplog.messages == []
-
-
-def test_a_part_of_a_unit_counts_and_never_beyond_it(clock: list[float]) -> None:
-    progress = Progress(LOG, "audit s", "hours", sizes=(100, 300), contents="offsets")
+    slow = Progress(LOG, "audit s", "hours", sizes=(100, 300), contents="offsets")
     clock[0] += 2
-    progress.part(50)
-    assert " 0 of 2 hours, 50 of 400 offsets, 25 a second, about 0:00:14 left" in progress.line()
-    progress.part(90)
-    assert " 0 of 2 hours, 100 of 400 offsets" in progress.line()
-    progress.step()
-    progress.part(150)
-    assert " 1 of 2 hours, 250 of 400 offsets" in progress.line()
+    slow.part(50)
+    assert " 0 of 2 hours, 50 of 400 offsets, 25 a second, about 0:00:14 left" in slow.line()
+    slow.part(90)
+    assert " 0 of 2 hours, 100 of 400 offsets" in slow.line()
+    slow.step()
+    slow.part(150)
+    assert " 1 of 2 hours, 250 of 400 offsets" in slow.line()
 
 
 def test_the_step_is_shown_and_logged(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:

@@ -45,7 +45,7 @@ def test_the_text_of_an_error_has_its_meaning(kind: str, says: str, text: str) -
         assert says.replace("{text}", text) in str(failure)
 
 
-def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
+def test_a_catalogs_error_names_the_key_to_check(tmp_path: Path) -> None:
     """A proxy's page to sign in, with status 200."""
     with pytest.raises(ValidationError) as raised:
         ConfigResponse.model_validate_json("<!DOCTYPE html><title>Sign in</title>")
@@ -53,16 +53,13 @@ def test_a_page_in_the_place_of_a_catalogs_answer_is_shown() -> None:
     assert isinstance(failure, errors.Unexplained)
     assert "input_value='<!DOCTYPE html>" in str(failure)
     assert "check that catalog.uri is the address of an Iceberg REST catalog" in str(failure)
-
-
-def test_a_catalog_that_cannot_be_opened_names_the_key_to_check(tmp_path: Path) -> None:
     (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
     lake = Lake(new_environment(tmp_path))
     with pytest.raises(errors.Unexplained, match=r"file is not a database; check catalog\.uri: "):
         lake.exists("games.events")
 
 
-def test_the_cause_of_an_error_counts_too() -> None:
+def test_the_cause_of_an_error_and_a_cut_connection_count_too() -> None:
     error = RuntimeError("could not load")
     error.__cause__ = OSError("An error occurred (403) when calling the HeadBucket operation")
     assert isinstance(explain("load table t", error), errors.ConfigurationError)
@@ -71,6 +68,10 @@ def test_the_cause_of_an_error_counts_too() -> None:
     expected = "read the manifests of t: OSError: gone"
     with pytest.raises(errors.Transient, match=expected), lake_errors("read the manifests of t"):
         raise OSError("gone")
+    cut = _of("sqlalchemy.exc", "DatabaseError", "COMMIT", {}, Exception("PGRES_TUPLES_OK"))
+    assert type(explain("load table t", cut)) is errors.Unexplained
+    cut.connection_invalidated = True  # type: ignore[attr-defined]
+    assert type(explain("load table t", cut)) is errors.Transient
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
@@ -80,7 +81,7 @@ def test_a_path_that_this_user_may_not_write_is_not_tried_again(number: int) -> 
     assert "/root/x.csv" in str(error) and "choose another path, or let user" in str(error)
 
 
-def test_the_reported_line_is_the_innermost_cause() -> None:
+def test_the_reported_line_is_the_innermost_cause_without_sparks_wrapping() -> None:
     trace = (
         "An error occurred while calling o63.append.\n"
         ": org.apache.spark.SparkException: Job aborted\n\tat org.apache.Some.thing(Some.java:1)\n"
@@ -96,6 +97,13 @@ def test_the_reported_line_is_the_innermost_cause() -> None:
     # A cause that is only a class of Java's is enough.
     of_class = f"{trace.partition('Caused by')[0]}Caused by: java.io.EOFException\n"
     assert one_line(RuntimeError(of_class)) == "java.io.EOFException"
+    cause = (
+        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
+        "assignment. Call: listNodes"
+    )
+    query = "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: "
+    error = explain("publish", RuntimeError(f"{query}{cause} SQLSTATE: XXKST"))
+    assert str(error) == f"publish: {cause} (transient, try again)"
 
 
 _WORKERS = """
@@ -133,16 +141,6 @@ def test_the_error_of_a_python_worker_is_reported(
         assert type(failure) is kind
         assert error in str(failure) and "stack trace" not in str(failure)
         assert "Of no use" not in str(failure)
-
-
-def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
-    cause = (
-        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
-        "assignment. Call: listNodes"
-    )
-    query = "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: "
-    error = explain("publish", RuntimeError(f"{query}{cause} SQLSTATE: XXKST"))
-    assert str(error) == f"publish: {cause} (transient, try again)"
 
 
 @pytest.mark.parametrize(
@@ -223,13 +221,6 @@ def test_an_error_has_a_type(
     if kind is errors.Unexplained:
         assert "a few times only" in str(failure)
         assert classify_unexpected("run the job", error).exit_code == 70
-
-
-def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
-    cut = _of("sqlalchemy.exc", "DatabaseError", "COMMIT", {}, Exception("PGRES_TUPLES_OK"))
-    assert type(explain("load table t", cut)) is errors.Unexplained
-    cut.connection_invalidated = True  # type: ignore[attr-defined]
-    assert type(explain("load table t", cut)) is errors.Transient
 
 
 def test_a_cause_within_a_text_decides() -> None:

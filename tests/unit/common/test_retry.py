@@ -106,14 +106,13 @@ def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
     assert time.monotonic() - began < 2
 
 
-def test_pauses_are_random_and_capped(caplog: pytest.LogCaptureFixture) -> None:
+def test_pauses_are_random_capped_and_ended_by_a_stop(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _retry(pause=timedelta(milliseconds=50)).call("stream s", _failing(*[Transient("away")] * 12))
     pauses = [float(value) for value in re.findall(r"in ([0-9.]+) s \(", caplog.text)]
     assert len(pauses) == 12
     assert max(pauses) <= 0.1
-
-
-def test_stop_ends_a_long_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda _, high: high)
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
@@ -136,7 +135,27 @@ def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptu
     assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
 
 
-def test_an_unexplained_error_ends_with_cause_and_code(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_resets_the_count_of_unexplained_errors_and_an_outage_does_not() -> None:
+    """The worst moment: an outage hides that an unknown error comes back after each pause."""
+    pair: list[Exception] = [Unexplained("who knows"), Transient("away")]
+    with pytest.raises(Unexpected, match="who knows"):
+        _retry().call("stream s", _failing(*pair * (UNEXPLAINED_TRIES + 1)))
+    published = [0]
+    failing = _failing(*[Unexplained("who knows")] * (3 * UNEXPLAINED_TRIES))
+
+    def publishes_before_each_failure() -> str:
+        published[0] += 10
+        return failing()
+
+    assert _retry().call("stream s", publishes_before_each_failure, lambda: published[0]) == "done"
+
+
+def test_an_error_that_is_permanent_or_stays_unexplained_ends_the_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Unexpected, match="OverflowError: date value out of range"):
+        _retry().call("stream s", _failing(OverflowError("date value out of range")))
+    assert not caplog.records
     tries: list[int] = []
 
     def always() -> str:
@@ -148,30 +167,6 @@ def test_an_unexplained_error_ends_with_cause_and_code(caplog: pytest.LogCapture
         _retry().call("stream s", always)
     assert (len(tries), raised.value.exit_code) == (UNEXPLAINED_TRIES, 70)
     assert "(unexplained 4 of 5, no time limit)" in caplog.text
-
-
-def test_an_outage_resets_no_count_of_unexplained_errors() -> None:
-    """The worst moment: an outage hides that an unknown error comes back after each pause."""
-    pair: list[Exception] = [Unexplained("who knows"), Transient("away")]
-    with pytest.raises(Unexpected, match="who knows"):
-        _retry().call("stream s", _failing(*pair * (UNEXPLAINED_TRIES + 1)))
-
-
-def test_progress_resets_the_count_of_unexplained_errors() -> None:
-    published = [0]
-    failing = _failing(*[Unexplained("who knows")] * (3 * UNEXPLAINED_TRIES))
-
-    def publishes_before_each_failure() -> str:
-        published[0] += 10
-        return failing()
-
-    assert _retry().call("stream s", publishes_before_each_failure, lambda: published[0]) == "done"
-
-
-def test_a_permanent_error_ends_the_job_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(Unexpected, match="OverflowError: date value out of range"):
-        _retry().call("stream s", _failing(OverflowError("date value out of range")))
-    assert not caplog.records
 
 
 def test_any_error_during_a_stop_is_transient() -> None:
@@ -219,12 +214,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_the_last_attempt_begins_within_the_time_or_a_pause_behind_it(clock: Clock) -> None:
+def test_the_last_attempt_begins_within_the_time_of_all_attempts(clock: Clock) -> None:
     assert list(attempts(doubling(1.0, 4.0), seconds=10)) == [1, 2, 3, 4, 5]
     assert clock.pauses == [1, 2, 4, 4]
-
-
-def test_the_duration_of_an_attempt_counts(clock: Clock) -> None:
     numbers = []
     for number in attempts(repeat(1.0), seconds=10):
         numbers.append(number)

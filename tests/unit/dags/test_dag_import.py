@@ -449,16 +449,17 @@ def test_the_dags_of_a_wrong_file_fail_with_the_mistake(parsed: Any, stream: str
     assert parsed["dags"][f"anabranch_hourly__{stream}"]["schedule"] == "0 * * * *"
 
 
-def test_a_grace_is_as_long_as_the_commands_have_it(parsed: Any) -> None:
-    assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
-
-
-def test_a_groups_run_fails_for_a_stream_whose_file_is_wrong_and_others_go_on(parsed: Any) -> None:
+def test_a_groups_run_has_the_grace_and_assets_of_its_streams_and_fails_for_a_wrong_file(
+    parsed: Any,
+) -> None:
     dag = parsed["dags"]["anabranch_hourly_group__small"]
     assert dag["downstream"]["configuration__outlier"] == []
     [[_, message]] = dag["mistakes"]
     assert "outlier.yaml: batch.grace: expected 1000 years at most" in message
     assert parsed["dags"]["anabranch_hourly__outlier"]["schedule"] is None
+    assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
+    assets = [f"anabranch_{kind}__orders" for kind in ("hours", "partitions", "restated_days")]
+    assert parsed["instance"] == ["orders", assets]
 
 
 SHOWN = (
@@ -543,11 +544,6 @@ def test_a_group_has_one_rebuild_and_a_mapped_task_each(parsed: Any, recorded: R
     maintenance = parsed["dags"]["anabranch_maintenance__app"]
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
     assert "anabranch_hourly__app" not in parsed["dags"]
-
-
-def test_a_mapped_task_is_made_for_its_stream_with_the_streams_assets(parsed: Any) -> None:
-    assets = [f"anabranch_{kind}__orders" for kind in ("hours", "partitions", "restated_days")]
-    assert parsed["instance"] == ["orders", assets]
 
 
 MOST = 9

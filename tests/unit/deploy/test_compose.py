@@ -23,13 +23,11 @@ OURS = [name for name, service in SERVICES.items() if IMAGE.fullmatch(service["i
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_image_is_pinned(name: str) -> None:
+def test_every_service_is_pinned_checked_and_without_rights_or_all_of_the_machine(
+    name: str,
+) -> None:
     image = IMAGE.sub(r"\1", SERVICES[name]["image"])
     assert re.fullmatch(r"[a-z0-9./-]+:v?\d[\w.-]*", image), image
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_no_service_gains_rights_fills_the_disk_with_logs_or_takes_the_machine(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -37,6 +35,8 @@ def test_no_service_gains_rights_fills_the_disk_with_logs_or_takes_the_machine(n
     assert service["mem_limit"] and service["cpus"] and service["pids_limit"]
     # Kafka's image writes its configuration when it starts.
     assert service.get("read_only", False) is not service["image"].startswith("apache/kafka:")
+    if SERVICES[name]["restart"] == "unless-stopped":
+        assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
 def test_one_service_builds_our_image_and_the_others_wait_for_it() -> None:
@@ -76,13 +76,13 @@ def test_the_environment_file_is_new_and_ignored_by_git(tmp_path: Path) -> None:
         assert ".env" in (folder / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_service_that_stays_has_a_health_check(name: str) -> None:
-    if SERVICES[name]["restart"] == "unless-stopped":
-        assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+def _volumes() -> list[str]:
+    return [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
 
 
-def test_every_dependency_exists_and_its_condition_can_come_true() -> None:
+def test_every_volume_is_declared_and_every_dependency_can_come_true() -> None:
+    used = {volume.partition(":")[0] for volume in _volumes() if not volume.startswith((".", "/"))}
+    assert used == set(COMPOSE["volumes"])
     for name, service in SERVICES.items():
         for other, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
@@ -90,15 +90,6 @@ def test_every_dependency_exists_and_its_condition_can_come_true() -> None:
             else:
                 assert wanted["condition"] == "service_completed_successfully"
                 assert SERVICES[other]["restart"] != "unless-stopped", (name, other)
-
-
-def _volumes() -> list[str]:
-    return [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
-
-
-def test_every_named_volume_is_declared_and_used() -> None:
-    used = {volume.partition(":")[0] for volume in _volumes() if not volume.startswith((".", "/"))}
-    assert used == set(COMPOSE["volumes"])
 
 
 def test_mounted_files_exist_are_read_only_and_are_in_a_new_users_folder(tmp_path: Path) -> None:
@@ -181,7 +172,7 @@ def test_the_jars_of_the_image_come_from_the_ivy_that_pyspark_ships() -> None:
     assert source is not None and (spark_home().parent / source[1]).is_file()
 
 
-def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
+def test_the_images_have_the_version_and_the_uv_of_the_checkout() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = DOCKERFILES[1].read_text(encoding="utf-8")
     argument = re.search(r'^ARG ANABRANCH="anabranch\[(.*)\]==(.*)"$', text, re.MULTILINE)
@@ -190,6 +181,11 @@ def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
     assert argument[1].split(",") == extras
     image = f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"
     assert {SERVICES[name]["image"] for name in OURS} == {image}
+    bootstrap = (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8")
+    pinned = re.search(r"^UV=uv==(\S+)$", bootstrap, re.MULTILINE)
+    assert pinned is not None
+    for file in DOCKERFILES:
+        assert f"pip install --no-cache-dir uv=={pinned[1]}\n" in file.read_text(encoding="utf-8")
 
 
 def test_a_new_users_image_has_the_packages_of_the_lock() -> None:
@@ -201,11 +197,3 @@ def test_a_new_users_image_has_the_packages_of_the_lock() -> None:
     written = (ROOT / "deploy" / "constraints.txt").read_text(encoding="utf-8")
     expected = f"# Written by: uv {export}\n{done.stdout}"
     assert written == expected, "run the command in its first line, after a change of uv.lock"
-
-
-def test_the_images_have_the_uv_that_the_checkout_is_made_with() -> None:
-    bootstrap = (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8")
-    pinned = re.search(r"^UV=uv==(\S+)$", bootstrap, re.MULTILINE)
-    assert pinned is not None
-    for file in DOCKERFILES:
-        assert f"pip install --no-cache-dir uv=={pinned[1]}\n" in file.read_text(encoding="utf-8")

@@ -129,13 +129,10 @@ def test_the_speed_layers_probes_read_the_jobs_file(speed: dict[str, Any]) -> No
     assert liveness == {"startupProbe", "livenessProbe"}
 
 
-def test_no_secret_is_in_a_file() -> None:
+def test_no_secret_is_in_a_file_and_every_container_gets_what_the_configuration_reads() -> None:
     assert not named("Secret")
     secrets = [line for line in CONF.splitlines() if re.search("password:|uri:", line)]
     assert secrets and all(re.search(r"\$\{[A-Z_]+\}", line) for line in secrets)
-
-
-def test_every_container_gets_the_variables_that_the_configuration_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
     # Names of what Kubernetes knows; the rest is of the Secret that jobs.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}

@@ -39,8 +39,17 @@ def of(records: list[ProducerRecord], *kinds: str) -> list[ProducerRecord]:
     return [record for record in records if record.kind in kinds]
 
 
-def test_the_same_arguments_give_the_same_records(dirty: list[ProducerRecord]) -> None:
+def test_the_same_arguments_give_the_same_records_which_ascend_evenly(
+    dirty: list[ProducerRecord],
+) -> None:
     assert list(generate(20_000, 7, START, END, dirty=True)) == dirty
+    stamps = [record.timestamp_ms for record in dirty]
+    assert stamps == sorted(stamps)
+    originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
+    assert originals[0] == START.timestamp() * 1000
+    # The last of 20,000 steps over three hours.
+    assert originals[-1] == END.timestamp() * 1000 - 540
+    assert {later - earlier for earlier, later in pairwise(originals)} == {540}
 
 
 @pytest.mark.parametrize(
@@ -67,16 +76,6 @@ def test_each_kind_comes_in_its_expected_number(events: int, is_dirty: bool) -> 
     assert counts["good"] + counts["late"] == events
     if is_dirty and events >= 100:
         assert all(counts[kind] >= 1 for kind in KINDS)
-
-
-def test_kafka_timestamps_ascend_evenly_over_the_range(dirty: list[ProducerRecord]) -> None:
-    stamps = [record.timestamp_ms for record in dirty]
-    assert stamps == sorted(stamps)
-    originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
-    assert originals[0] == START.timestamp() * 1000
-    # The last of 20,000 steps over three hours.
-    assert originals[-1] == END.timestamp() * 1000 - 540
-    assert {later - earlier for earlier, later in pairwise(originals)} == {540}
 
 
 def test_a_duplicate_repeats_earlier_bytes_within_a_minute(dirty: list[ProducerRecord]) -> None:

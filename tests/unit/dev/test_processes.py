@@ -93,16 +93,13 @@ def test_the_log_of_the_run_before_is_kept(daemon: Daemon) -> None:
     assert "first" in daemon.log.with_name("kafka.log.1").read_text()
 
 
-def test_one_that_ends_at_once_is_reported_with_the_end_of_its_log(daemon: Daemon) -> None:
+def test_one_that_ends_at_once_or_does_not_answer_is_reported(daemon: Daemon) -> None:
     process = daemon.start(
         [sys.executable, "-c", "raise SystemExit('no such disk')", daemon.marker(1)], 1, os.environ
     )
     found = r"(?s)ended while it was starting.*kafka\.log.*no such disk"
     with pytest.raises(Terminal, match=found):
         daemon.await_answer(process, lambda: False, 30)
-
-
-def test_one_that_does_not_answer_is_reported_after_the_deadline(daemon: Daemon) -> None:
     with pytest.raises(Transient, match="has not answered"):
         daemon.await_answer(_start(daemon), lambda: False, 0.2)
 
@@ -150,12 +147,9 @@ def test_only_an_s3_server_with_a_listener_is_ready() -> None:
     assert not s3_server.answers(port)
 
 
-def test_properties_are_escaped_as_java_reads_them() -> None:
+def test_properties_are_escaped_and_the_broker_forgets_nothing() -> None:
     text = processes.properties_text({"path": "/tmp/a b\\c/ü😀", "n": 1})
     assert text == "path=/tmp/a b\\\\c/\\u00fc\\ud83d\\ude00\nn=1\n"
-
-
-def test_the_broker_listens_on_this_machine_alone_and_forgets_nothing() -> None:
     values = kafka_broker.broker_properties(1, 2, Path("/data"))
     assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
     assert (values["log.retention.ms"], values["log.retention.bytes"]) == (-1, -1)

@@ -31,11 +31,16 @@ _PRIVATE = re.compile(r"\b_[a-z]\w+")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_and_section_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text("utf-8")
     named = [ROOT / name for name in _FILE.findall(text)]
     named += [page.parent / link for link in _LINK.findall(text)]
     assert [str(path.relative_to(ROOT)) for path in named if not path.resolve().exists()] == []
+    links = _SECTION.findall(page.read_text("utf-8"))
+    sections = [(page.parent / link if link else page, name) for link, name in links]
+    assert [
+        (to, name) for to, name in sections if not section_of(to.read_text("utf-8"), name)
+    ] == []
 
 
 def test_every_module_and_test_that_a_page_names_exists() -> None:
@@ -98,13 +103,6 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
     for name, file in places:
         defined = rf"(def|class) {name.rpartition('.')[2]}\("
         assert re.search(defined, (ROOT / file).read_text("utf-8")), f"{name} in {file}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
-    links = _SECTION.findall(page.read_text("utf-8"))
-    named = [(page.parent / link if link else page, name) for link, name in links]
-    assert [(to, name) for to, name in named if not section_of(to.read_text("utf-8"), name)] == []
 
 
 def test_every_block_of_yaml_can_be_read() -> None:

@@ -88,7 +88,7 @@ def seen(log: Log, missing: Iterable[int], start: int = 0) -> Explanation:
     return explain_missing(log.fetch, Missing(start, mask))
 
 
-def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_the_fetch() -> None:
+def test_control_and_aborted_records_are_seen_by_flag_and_by_the_list_of_the_fetch() -> None:
     log = Log(
         [
             batch(0, [0, 1], producer=PRODUCER), marker(2, PRODUCER, COMMIT),
@@ -100,9 +100,6 @@ def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_
     assert seen(log, [2, 3, 4, 6, 8, 9]) == Explanation({"control": 4, "aborted": 2})
     # What comes before and behind the aborted transaction of the same producer is to be read.
     assert seen(log, [0, 3, 7]) == Explanation({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
-
-
-def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
     written = [batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)]
     log = Log(written, aborted=((PRODUCER, 0, 4),))
     assert seen(log, [2, 3], start=2) == Explanation({"aborted": 2})
@@ -148,7 +145,7 @@ def test_a_log_with_an_earlier_end_is_requested_again() -> None:
         seen(Log([batch(0, [0])], stable_end=3), [3])
 
 
-def test_only_batches_around_missing_offsets_are_fetched() -> None:
+def test_fetches_are_few_around_rare_and_dense_markers() -> None:
     log = Log([])
     for first in range(0, 8010, 801):
         starts = range(first, first + 800, 20)
@@ -157,9 +154,6 @@ def test_only_batches_around_missing_offsets_are_fetched() -> None:
     assert seen(log, range(800, 8010, 801)) == Explanation({"control": 10})
     assert len(log.fetches) == 10
     assert log.fetched < sum(len(b.data) for b in log.batches) / 3
-
-
-def test_dense_markers_take_few_large_fetches() -> None:
     log = Log([])
     for at in range(0, 40_000, 2):
         log.batches += [batch(at, [at], producer=PRODUCER), marker(at + 1, PRODUCER, COMMIT)]

@@ -121,13 +121,10 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
     assert kafka.looks <= 15 * len(set(decided.values())), why
 
 
-def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
+def test_questions_are_few_in_a_healthy_log_of_known_windows_and_of_empty_hours() -> None:
     kafka = Kafka(log={0: a_record_a_minute(50 * HOUR), 1: []})
     assert hours_of(kafka) == expected(kafka.log[0])
     assert kafka.looks <= kafka.questions + 2 <= 55
-
-
-def test_a_checked_value_is_not_checked_again() -> None:
     kafka = Kafka(log={0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
     seen: Seen = {}
     decide(kafka, seen=seen)
@@ -135,9 +132,6 @@ def test_a_checked_value_is_not_checked_again() -> None:
     decide(kafka, seen=seen)
     assert kafka.looks < before / 2
     assert all(len(window) == WINDOW for known in seen.values() for window in known.values())
-
-
-def test_hours_without_a_record_cost_no_question() -> None:
     log = a_record_a_minute(2 * HOUR)
     kafka = Kafka(log={0: [millis(NOW - timedelta(days=90)) + i for i in range(5)] + log})
     decided = hours_of(kafka)

@@ -208,7 +208,7 @@ def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
     assert changes.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
 
 
-def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
+def test_a_token_is_short_and_a_snapshots_begins_before_whatever_it_may_lack() -> None:
     times = [NOW + timedelta(hours=n) for n in range(len(HOURS))]
     decided = [row(h, "accepted", 1, f"d{n}", at=times[n]) for n, h in enumerate(HOURS)]
     rows = [replace(one, sequence=n) for n, one in enumerate(decided, 1)]
@@ -217,13 +217,10 @@ def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
     assert token.cursor == Cursor.at(rows[1])
     assert changes.token_at("events", rows, NOW).cursor is None
     assert changes.token_at("events", rows, NOW + timedelta(days=1)).cursor == Cursor.at(rows[-1])
-
-
-def test_a_token_is_short_printable_and_of_one_stream() -> None:
     ahead = {FIRST: Content(2, "speed", "ba9876543210")}
-    token = Token("events", FIRST, Cursor(7, "0123456789ab"), ahead)
-    text = token.encode()
-    assert Token.decode(text) == token
+    other = Token("events", FIRST, Cursor(7, "0123456789ab"), ahead)
+    text = other.encode()
+    assert Token.decode(text) == other
     assert text.isascii() and text.isprintable() and not {" ", '"', "'", "$"} & set(text)
     assert len(text) < 200
     for broken in ("ab1.", "ab1.e30", text[:-9], "ab1.%%%", "ab1.bnVsbA"):
@@ -419,7 +416,4 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
     found = "expected a token of stream events, found one of others"
     with pytest.raises(ConfigurationError, match=found):
         feed.start_from(job, Token("others").encode())
-
-
-def test_the_commands_refuse_unreadable_input() -> None:
     assert "expected a duration" in said("changes", "events", "--every", "soon", expect=2)

@@ -84,7 +84,7 @@ def places(of: Sequence[Place]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(PLACE.names, one, strict=True)) for one in of], PLACE)
 
 
-def test_missing_extra_and_duplicate_rows_are_distinguished(tmp_path: Path) -> None:
+def test_missing_extra_duplicate_and_unread_rows_are_distinguished(tmp_path: Path) -> None:
     layers = Layers(tmp_path, "id STRING NOT NULL")
     speed = layers.write([((0, o), {}) for o in (1, 2, 3, 7)])
     batch = layers.write([((0, 1), {}), ((0, 4), {})])
@@ -93,6 +93,13 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(tmp_path: Path) -> N
     assert (found.speed_rows, found.batch_rows) == (3, 2)
     assert (diff.missing, diff.extra, diff.changed, diff.duplicate) == (1, 1, 0, 1)
     assert [(s["kind"], s["offset"]) for s in diff.sample or ()] == [("extra", 3), ("missing", 4)]
+    batch = layers.write([((0, 1), {}), ((0, 2), {}), ((1, 2), {})])
+    found = layers.compare([], batch, unread={0: (2, 9)})
+    diff = found.diff
+    assert (found.speed_rows, diff.missing, diff.unread, diff.extra) == (0, 3, 1, 0)
+    sample = [(s["kind"], s["partition"]) for s in diff.sample or ()]
+    assert sample == [("missing", 0), ("missing", 1), ("unread", 0)]
+    assert layers.compare([], []).diff == layers.compare(batch, batch).diff
 
 
 @pytest.mark.parametrize("kind", ["INT", "MAP<STRING, INT>", "STRUCT<key: STRING, value: INT>"])
@@ -131,17 +138,6 @@ def test_a_key_of_any_name_has_repeated_rows(key: str) -> None:
         number, [found] = compared.repeated(5)
     assert (number, found.offset, found.repeats.offset) == (1, 2, 1)
     assert (found.key, found.is_equal) == ({key: "a"}, True)
-
-
-def test_unread_offsets_explain_missing_rows_without_a_speed_file(tmp_path: Path) -> None:
-    layers = Layers(tmp_path, "id STRING NOT NULL")
-    batch = layers.write([((0, 1), {}), ((0, 2), {}), ((1, 2), {})])
-    found = layers.compare([], batch, unread={0: (2, 9)})
-    diff = found.diff
-    assert (found.speed_rows, diff.missing, diff.unread, diff.extra) == (0, 3, 1, 0)
-    sample = [(s["kind"], s["partition"]) for s in diff.sample or ()]
-    assert sample == [("missing", 0), ("missing", 1), ("unread", 0)]
-    assert layers.compare([], []).diff == layers.compare(batch, batch).diff
 
 
 def test_of_dead_letters_places_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,21 +128,15 @@ def test_each_record_once_with_the_columns_of_the_table_and_those_selected(
     assert {tuple(batch.schema.names) for batch in selected} == {("n",)}
 
 
-def test_dead_letters_are_counted_and_available(one: StreamLake, log: Log) -> None:
-    log.bad = {2: b"{", 8: b"{", 11: None}
-    reading = then_topic(one)
-    assert offsets(reading) == [o for o in range(14) if o not in (8, 11)]
-    assert (reading.counts.rows, reading.counts.dead) == (5, 2)
-    letters = [row for table in reading.letters for row in table.to_pylist()]
-    assert [(row["kafka_offset"], row["value"], row["error_code"]) for row in letters] == [
-        (8, b"{", "malformed_json"), (11, None, "null_value"),
-    ]  # fmt: skip
-
-
-def test_accepted_hours_alone_then_all_others_from_the_topic(one: StreamLake, log: Log) -> None:
+def test_accepted_hours_alone_then_all_others_however_many_at_once(
+    one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading = then_topic(one, only_accepted=True)
     assert offsets(reading) == list(range(14))
     assert reading.counts.rows == 10
+    monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
+    hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
+    assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}
 
 
 def test_an_earlier_snapshot_whatever_was_rebuilt_since(one: StreamLake, log: Log) -> None:
@@ -169,11 +163,21 @@ def test_following_continues_at_the_end(one: StreamLake, log: Log) -> None:
         next(reading)
 
 
-def test_offsets_that_kafka_has_deleted_are_counted(one: StreamLake, log: Log) -> None:
+def test_dead_letters_and_offsets_that_kafka_has_deleted_are_counted(
+    one: StreamLake, log: Log
+) -> None:
     log.starts = {0: 9}
     reading = then_topic(one)
     assert offsets(reading) == [o for o in range(14) if o not in (7, 8)]
     assert (reading.counts.rows, reading.counts.lost) == (5, 2)
+    log.starts, log.bad = {}, {2: b"{", 8: b"{", 11: None}
+    reading = then_topic(one)
+    assert offsets(reading) == [o for o in range(14) if o not in (8, 11)]
+    assert (reading.counts.rows, reading.counts.dead) == (5, 2)
+    letters = [row for table in reading.letters for row in table.to_pylist()]
+    assert [(row["kafka_offset"], row["value"], row["error_code"]) for row in letters] == [
+        (8, b"{", "malformed_json"), (11, None, "null_value"),
+    ]  # fmt: skip
 
 
 def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> None:
@@ -181,12 +185,6 @@ def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> 
     one.publish(Publish(new_id(), (Change("main", properties=kept),), state.timeline), state)
     with pytest.raises(Refused, match=f"which records of hour {NEXT} main has"):
         then_topic(one)
-
-
-def test_hours_of_a_standstill(one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
-    hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
-    assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}
 
 
 def test_a_consumer_continues(one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

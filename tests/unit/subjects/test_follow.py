@@ -61,7 +61,7 @@ def asked(follower: ColumnsFollower, *streams: Stream) -> dict[str, list[str] | 
     return {name: names(one) for name, one in found.items()}
 
 
-def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it_is() -> None:
+def test_columns_are_read_again_and_those_of_a_changed_file_at_once() -> None:
     tables = Tables({"events": "id STRING NOT NULL"})
     follower = ColumnsFollower(tables.read, every=0.0)
     plain = new_stream(name="plain")
@@ -69,6 +69,13 @@ def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it
     tables.answers["events"] = "id STRING NOT NULL, colour STRING"
     both = ["id", "colour"]
     wait_for(lambda: asked(follower, stream())["events"] == both, "the new columns", 120)
+    tables = Tables({"events": "id STRING NOT NULL"})
+    follower = ColumnsFollower(tables.read, every=3600.0)
+    assert asked(follower, stream())["events"] == ["id"]
+    tables.answers["events"] = ConfigurationError("key: expected a column of the schema")
+    changed = stream(key="missing")
+    said = str(tables.answers["events"])
+    wait_for(lambda: asked(follower, changed)["events"] == said, "its error", 120)
 
 
 def test_known_columns_stay_while_they_cannot_be_read() -> None:
@@ -83,16 +90,6 @@ def test_known_columns_stay_while_they_cannot_be_read() -> None:
     for error in (Transient("away"), ConfigurationError("columns that contradict the file")):
         tables.answers["events"] = error
         wait_for(partial(is_read, tables.reads + 1), "more reads", 10)
-
-
-def test_a_changed_file_is_read_again_and_its_error_reported() -> None:
-    tables = Tables({"events": "id STRING NOT NULL"})
-    follower = ColumnsFollower(tables.read, every=3600.0)
-    assert asked(follower, stream())["events"] == ["id"]
-    tables.answers["events"] = ConfigurationError("key: expected a column of the schema")
-    changed = stream(key="missing")
-    said = str(tables.answers["events"])
-    wait_for(lambda: asked(follower, changed)["events"] == said, "its error", 120)
 
 
 def test_a_hanging_stream_delays_no_other_nor_later_call(monkeypatch: pytest.MonkeyPatch) -> None:

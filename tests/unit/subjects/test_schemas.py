@@ -34,7 +34,7 @@ def record(name: str, *fields: tuple[str, Any], **more: Any) -> str:
     return json.dumps(schema | more)
 
 
-def test_avro_with_references_is_read_by_their_names() -> None:
+def test_schemas_are_read_with_those_that_they_refer_to() -> None:
     money = record("Money", ("amount", "long"), namespace="shop.common")
     line = record("Line", ("price", "shop.common.Money"), namespace="shop")
     main = record("Order", ("line", "Line"), ("total", "shop.common.Money"), namespace="shop")
@@ -44,16 +44,13 @@ def test_avro_with_references_is_read_by_their_names() -> None:
     assert avro_fields(text) == expected
     with pytest.raises(Incompatible, match=r"found the name shop\.Line without its definition"):
         parse(main)
+    order = compiled(ORDER, (("shop/money.proto", COMMON),))
+    assert protobuf.message_of(order, (0,)).full_name == "shop.Order"
+    assert protobuf_fields(order, None) == [("id", "string"), ("total", "struct<units:bigint>")]
 
 
 COMMON = 'syntax = "proto3"; package shop; message Money { int64 units = 1; }'
 ORDER = HEAD + 'import "shop/money.proto"; message Order { string id = 1; Money total = 2; }'
-
-
-def test_protobuf_is_compiled_with_the_files_that_it_imports() -> None:
-    text = compiled(ORDER, (("shop/money.proto", COMMON),))
-    assert protobuf.message_of(text, (0,)).full_name == "shop.Order"
-    assert protobuf_fields(text, None) == [("id", "string"), ("total", "struct<units:bigint>")]
 
 
 KNOWN = (

@@ -4,14 +4,11 @@ import full_run
 from full_run import ROOT, SHARED, WHOLE
 
 
-def test_each_folder_of_tests_is_run() -> None:
+def test_each_folder_of_tests_is_run_whole_by_one_shard_or_in_parts_by_all() -> None:
     named = {f"tests/{folder}" for folder in (*WHOLE, *(f for some in SHARED for f in some))}
     files = (ROOT / "tests").glob("**/test_*.py")
     others = [file for file in files if not file.is_relative_to(ROOT / "tests" / "unit")]
     assert {str(file.parent.relative_to(ROOT)) for file in others} | {"tests/unit"} == named
-
-
-def test_each_shard_has_a_part_of_the_shared_folders_and_one_shard_each_other_folder() -> None:
     shards = [list(full_run.plan(number, 3)) for number in (1, 2, 3)]
     for number, shard in enumerate(shards, 1):
         part = ["--splits", "3", "--group", str(number)]
