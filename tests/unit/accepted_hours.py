@@ -1,5 +1,8 @@
 """Four hours of a real lake in a folder, and what the layers and maintenance do to them."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +57,14 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     lake.land(publish, state)
     if record:
         lake.ledger.record_waiting(lake.state())
+
+
+@contextmanager
+def lost_commits(folder: Path) -> Iterator[None]:
+    """What is committed within is lost, as after a restore of the catalog's backup."""
+    shutil.copy(folder / "catalog.db", folder / "backup.db")
+    yield
+    shutil.copy(folder / "backup.db", folder / "catalog.db")
 
 
 def erase(lake: StreamLake, *offsets: int) -> run.Erased:

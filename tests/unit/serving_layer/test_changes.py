@@ -1,7 +1,6 @@
 """The changes of a stream: a consumer has the rows of `main`, whatever happens in between."""
 
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accepted_hours import HOURS, accept, confirm, cut, erase, expire, four_hours
+from accepted_hours import HOURS, accept, confirm, cut, erase, expire, four_hours, lost_commits
 from budget import budget
 from conf_folders import said
 from hypothesis import given, settings
@@ -355,11 +354,10 @@ def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_p
     """Catalog and bucket were restored to an earlier time; an egress position is in Kafka."""
     accept(lake, FIRST, 2)
     confirm(lake)
-    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
-    accept(lake, FIRST, 3)
-    confirm(lake)
-    *_, last = feed.poll(job_of(lake), feed.start_from(job_of(lake), None))
-    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    with lost_commits(tmp_path):
+        accept(lake, FIRST, 3)
+        confirm(lake)
+        *_, last = feed.poll(job_of(lake), feed.start_from(job_of(lake), None))
     restored = replace(lake, lake=lake.again())
     for hour in (HOURS[1], HOURS[2]):
         job = job_of(restored)

@@ -209,7 +209,7 @@ def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
     assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
 
 
-def test_provenance_by_ingest_hour_and_at_a_snapshot(one: StreamLake) -> None:
+def test_provenance_and_watermarks_are_those_of_now_or_of_a_snapshot(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
     assert [(h.hour, h.layer, h.revision, h.complete, h.rows, h.note) for h in found.hours] == [
         (HOUR, "batch", 1, True, 4, None),
@@ -225,10 +225,13 @@ def test_provenance_by_ingest_hour_and_at_a_snapshot(one: StreamLake) -> None:
     assert line in [shown.split() for shown in done.stderr.splitlines()]
     then = str(heads(one.table())["main"])
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
-    now = anabranch.open("events", conf=one.folder).provenance(hours=NEXT)
-    for shown, expected in ((was, ("speed", None, "not accepted yet")), (now, ("batch", 1, None))):
-        assert [(h.layer, h.revision, h.note) for h in shown.hours] == [expected]
+    for at, through, expected in (
+        (then, HOUR, ("speed", None, "not accepted yet")), (None, NEXT, ("batch", 1, None)),
+    ):  # fmt: skip
+        handle = anabranch.open("events", conf=one.folder, as_of=at)
+        shown = handle.provenance(hours=NEXT).hours
+        assert [(h.layer, h.revision, h.note) for h in shown] == [expected]
+        assert handle.watermarks() == Watermarks(through, start_of(OPEN))
 
 
 def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> None:
@@ -282,14 +285,6 @@ def test_a_relation_and_a_dataset_are_of_what_the_handle_selects(one: StreamLake
     with duckdb.connect(":memory:") as connection:
         connection.register("rows", rows)
         assert connection.sql("SELECT count(*), max(n) FROM rows").fetchall() == [(4, 3)]
-
-
-def test_watermarks_are_those_of_now_or_of_then(one: StreamLake) -> None:
-    then = str(heads(one.table())["main"])
-    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    now, was = (anabranch.open("events", conf=one.folder, as_of=at) for at in (None, then))
-    assert now.watermarks() == Watermarks(NEXT, start_of(OPEN))
-    assert was.watermarks() == Watermarks(HOUR, start_of(OPEN))
 
 
 def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:

@@ -23,21 +23,10 @@ def files(tmp_path: Path) -> ds.Dataset:
     return ds.dataset(tmp_path)
 
 
-@pytest.fixture
-def progress() -> Progress:
-    return Progress(logging.getLogger(), "query", "files")
-
-
-def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset, progress: Progress) -> None:
+def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
+    """test_query_pruning.py has conditions."""
+    progress = Progress(logging.getLogger(), "query", "files")
     followed = FollowedScan(files.scanner(), FILES, progress)
     seen = [(batch["file"][0].as_py(), progress._done) for batch in followed.to_reader()]
     assert seen == [(number, number) for number in range(FILES) for _ in range(2)]
-    assert progress._done == FILES
-
-
-def test_a_condition_selects_the_scanners_rows(files: ds.Dataset, progress: Progress) -> None:
-    condition = (ds.field("file") == 2) & (ds.field("n") < 3)
-    followed = FollowedScan(files.scanner(columns=["n"], filter=condition), FILES, progress)
-    assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}
-    assert followed.projected_schema.names == ["n"]
     assert progress._done == FILES

@@ -506,6 +506,9 @@ def test_the_handle_reads_a_view(one: StreamLake) -> None:
     found = r"one of its views \(per_minute\), found 'hourly'"
     with pytest.raises(ConfigurationError, match=found):
         handle.view("hourly")
+    query = f"FROM {one.stream.view_table(one.stream.views[0])}"
+    with pytest.raises(ConfigurationError, match="leave --live out, or query the table"):
+        reader(one).query(query, Selection(), tails=[]).__enter__()
 
 
 @given(st.data())
@@ -622,11 +625,3 @@ def test_the_progress_of_views_and_the_shells_tables(one: StreamLake, tmp_path: 
     assert "games.events_per_minute_partials" in ask(sql, "--explain")
     refused = ask(sql, "--revision", "1", "--hour", FIRST, expect=2)
     assert "only the table's rows are kept by revision" in refused
-
-
-def test_a_view_has_no_records_of_the_topic(tmp_path: Path) -> None:
-    stream = with_views(per_minute=PER_MINUTE)
-    reader = Reader(Lake(new_environment(tmp_path)), {stream.table: stream})
-    view = stream.view_table(stream.views[0])
-    with pytest.raises(ConfigurationError, match="leave --live out, or query the table"):
-        reader.query(f"FROM {view}", Selection(), tails=[]).__enter__()
