@@ -31,4 +31,4 @@ def write_stream(conf: Path, name: str, /, **values: object) -> None:
     """Write a stream's file in which `values` are other keys; None leaves one out."""
     keys = {"topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id"}
     kept = {key: value for key, value in (keys | values).items() if value is not None}
-    (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(kept))
+    (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(kept, sort_keys=False))

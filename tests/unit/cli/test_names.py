@@ -1,11 +1,11 @@
 """Names from files and command lines never leave their place in SQL, paths or arguments."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from conf_folders import said
+from conf_folders import said, write_environment, write_stream
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_environment, load_stream
@@ -16,14 +16,7 @@ HOSTILE = [
     "/etc/passwd", "${HOME}", "%s", "a' OR 1=1 --", "a`; DROP TABLE events; --", "-rf", "--conf",
     "\uff41", "1a",
 ]  # fmt: skip
-STREAM: dict[str, Any] = {
-    "topic": "events", "table": "games.events", "format": "json", "key": "id",
-    "schema": "id STRING NOT NULL, at TIMESTAMP",
-}  # fmt: skip
-ENVIRONMENT: dict[str, Any] = {
-    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-    "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
-}
+CATALOG = {"uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"}
 COMMANDS = [
     "apply", "speed", "batch", "merge", "hours", "history", "status", "complete", "check",
     "erasures", "adopt", "maintain", "audit", "dead-letters",
@@ -33,19 +26,19 @@ COMMANDS = [
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     folder = tmp_path / "conf"
-    (folder / "streams").mkdir(parents=True)
-    (folder / "anabranch.yaml").write_text(yaml.safe_dump(ENVIRONMENT))
-    (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(STREAM))
+    write_environment(folder)
+    change(folder)
     # What a path that leaves its folder would find.
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump(STREAM))
-    (folder / "a.yaml").write_text(yaml.safe_dump(STREAM))
+    for place in (tmp_path, folder):
+        shutil.copy(folder / "streams" / "events.yaml", place / "a.yaml")
     # The base case is valid.
     assert load_stream("events", folder).columns and load_environment(folder)
     return folder
 
 
 def change(conf: Path, **values: Any) -> None:
-    (conf / "streams" / "events.yaml").write_text(yaml.safe_dump(STREAM | values))
+    schema = {"schema": "id STRING NOT NULL, at TIMESTAMP"}
+    write_stream(conf, "events", **schema | values)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -57,8 +50,7 @@ def test_a_stream_a_table_a_key_a_column_and_the_catalog(conf: Path, name: str) 
         change(conf, **values)
         with pytest.raises(ConfigurationError):
             load_stream("events", conf)
-    environment = ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}}
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(conf, catalog=CATALOG | {"name": name})
     with pytest.raises(ConfigurationError):
         load_environment(conf)
 

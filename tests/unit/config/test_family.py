@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from conf_folders import write_environment, write_stream
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
@@ -17,14 +17,13 @@ FAMILY: dict[str, Any] = {
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
+    write_environment(tmp_path)
     write(tmp_path, "app")
     return tmp_path
 
 
 def write(conf: Path, file: str, /, **values: Any) -> None:
-    own = {key: value for key, value in (FAMILY | values).items() if value is not None}
-    (conf / "streams" / f"{file}.yaml").write_text(yaml.safe_dump(own))
+    write_stream(conf, file, **{"topic": None} | FAMILY | values)
 
 
 def family(conf: Path, name: str = "app") -> config.Family:
@@ -32,12 +31,11 @@ def family(conf: Path, name: str = "app") -> config.Family:
 
 
 def summary(members: dict[str, config.FamilyMember]) -> dict[str, tuple[str, str] | str]:
-    return {
-        name: (m.topic, m.found.table)
-        if isinstance(m.found, config.Stream)
-        else f"{m.topic}: {m.found}"
-        for name, m in members.items()
-    }
+    def of(m: config.FamilyMember) -> tuple[str, str] | str:
+        found = m.found
+        return (m.topic, found.table) if isinstance(found, config.Stream) else f"{m.topic}: {found}"
+
+    return {name: of(member) for name, member in members.items()}
 
 
 def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:

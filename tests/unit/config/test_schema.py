@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conf_folders import write_environment, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,11 +43,10 @@ def test_a_mapping_has_what_ddl_has_and_where_and_how() -> None:
 
 def test_a_definition_has_where_and_how(tmp_path: Path) -> None:
     """The hazard: an erasure by a column that then reads another field would find no record."""
+    write_environment(tmp_path)
 
     def load(**more: object) -> Stream:
-        file = {"topic": "t", "table": "a.b", "key": "id", "schema": SCHEMA, **more}
-        (tmp_path / "streams").mkdir(exist_ok=True)
-        (tmp_path / "streams" / "s.yaml").write_text(yaml.safe_dump(file, sort_keys=False))
+        write_stream(tmp_path, "s", schema=SCHEMA, **more)
         return load_stream("s", tmp_path)
 
     plain = load()
@@ -136,25 +136,15 @@ def test_forms(form: str, text: str, iso: str | None) -> None:
 
 # `schema: registry` in a stream's file: its forms, and its mistakes by file and key.
 
-STREAM: dict[str, Any] = {
-    "topic": "shop.orders", "table": "shop.orders", "format": "avro", "key": "id",
-}  # fmt: skip
-
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "streams").mkdir()
-    environment = {
-        "kafka": {"bootstrap_servers": "k:1"},
-        "catalog": {"name": "lake", "uri": "sqlite:////tmp/c.db", "warehouse": "file:///tmp/w"},
-        "registry": {"url": "http://r:1"},
-    }
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    write_environment(tmp_path, registry={"url": "http://r:1"})
     return tmp_path
 
 
 def load(conf: Path, **values: Any) -> Stream:
-    (conf / "streams" / "orders.yaml").write_text(yaml.safe_dump(STREAM | values))
+    write_stream(conf, "orders", **{"topic": "shop.orders", "format": "avro"} | values)
     return load_stream("orders", conf)
 
 

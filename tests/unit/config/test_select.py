@@ -5,7 +5,7 @@ from typing import Any
 
 import duckdb
 import pytest
-import yaml
+from conf_folders import write_environment, write_stream
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
@@ -80,29 +80,20 @@ def test_functions_are_deterministic_and_reach_no_file() -> None:
             connection().execute(sql)
 
 
-def write(folder: Path, masking: dict[str, str], **values: Any) -> Path:
-    (folder / "streams").mkdir()
-    environment: dict[str, Any] = {
-        "kafka": {"bootstrap_servers": "localhost:9092"}, "masking": masking,
-        "catalog": {"name": "lake", "uri": "sqlite:///x", "warehouse": "s3://l/w"},
-    }  # fmt: skip
-    (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    stream = {"topic": "events", "table": "games.events", "schema": DDL, "key": "id"} | values
-    (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
-    return folder
-
-
 def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path) -> None:
     select = [written for written, _ in SELECT]
     masking, time = {"secret": "0123456789abcdef"}, {"column": "at"}
-    folder = write(tmp_path, masking, select=select, unknown="rescue", event_time=time)
-    stream = config.load_stream("events", folder)
+    write_environment(tmp_path, masking=masking)
+    values = {"select": select, "unknown": "rescue", "event_time": time}
+    write_stream(tmp_path, "events", schema=DDL, **values)
+    stream = config.load_stream("events", tmp_path)
     assert [c.name for c in stream.columns] == [*[column[0] for _, column in SELECT], "rescued"]
     assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
     assert stream.masks
 
 
 def test_a_secret_is_long_enough_and_in_no_message(tmp_path: Path) -> None:
+    write_environment(tmp_path, masking={"secret": "too short"})
     with pytest.raises(ConfigurationError, match=r"masking\.secret") as error:
-        config.load_environment(write(tmp_path, {"secret": "too short"}))
+        config.load_environment(tmp_path)
     assert "too short" not in str(error.value)
