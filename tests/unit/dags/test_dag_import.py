@@ -64,13 +64,16 @@ import anabranch_operators
 def failure(error):
     return [[kind.__name__ for kind in type(error).__mro__], str(error)]
 
-# The error of an operator's run: its classes and its text, both empty without one.
-def executed(operator):
+# What an operator's run returns, or its error.
+def attempt(operator, **context):
     try:
-        operator.execute({})
+        return operator.execute(context)
     except Exception as error:
         return failure(error)
-    return [[], ""]
+
+# The error of an operator's run: its classes and its text, both empty without one.
+def executed(operator):
+    return attempt(operator) or [[], ""]
 
 def kill_when(operator, is_due):
     def kill():
@@ -122,6 +125,11 @@ HOUR = "2026-11-21T03"
 AIRFLOW_RUN = dict(run_id="it", run_type="scheduled", logical_date=AT, run_after=AT)
 TASK = dict(dag_id="d", task_id="t", try_number=1)
 
+# Part of a command that prints this.
+def prints(name, value):
+    Path(f"{up_file}.{name}").write_text(json.dumps(value))
+    return f"cat {up_file}.{name}"
+
 def command(script):
     Path(up_file + ".sh").write_text(script)
     Path(up_file + ".ran").write_text("")
@@ -133,16 +141,13 @@ def ran():
 
 # What a group's rebuild makes of a command that prints these views: its result, or its error; and the command.
 def rebuild_group(*views, code=0, cleared=0):
-    Path(up_file + ".views").write_text(json.dumps({"streams": list(views)}) if views else "no JSON")
-    command(f"echo $* > {up_file}.ran; echo logged >&2; cat {up_file}.views; exit {code}")
+    answer = prints("views", {"streams": list(views)}) if views else "echo no JSON"
+    command(f"echo $* > {up_file}.ran; echo logged >&2; {answer}; exit {code}")
     operator = anabranch_operators.GroupRebuildOperator(task_id="t", group="small")
     operator.arguments[4] = operator.hour = HOUR
     run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
-    try:
-        done = operator.execute({"params": {}, "dag_run": run, "ti": types.SimpleNamespace(map_index=-1, **TASK)})
-    except Exception as error:
-        done = failure(error)
-    return [done, ran()]
+    task = types.SimpleNamespace(map_index=-1, **TASK)
+    return [attempt(operator, params={}, dag_run=run, ti=task), ran()]
 
 class Events(dict):
     def __missing__(self, asset):
@@ -155,23 +160,16 @@ class Events(dict):
 def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
     explained = {"state": state, "revision": outcome["revision"], "counts": {"good": 7}, "snapshot_id": 5}
     explained["refusals"] = [{"reason": "r"}]
-    Path(up_file + ".explain").write_text(json.dumps(explained))
     rows = [{"hour": f"2026-11-21T{h:02}", "state": state} for h, state in enumerate(states)]
-    Path(up_file + ".hours").write_text(json.dumps(rows))
-    command(
-        f"echo $* >> {up_file}.ran; case $1 in explain) cat {up_file}.explain;; hours) cat {up_file}.hours;;"
-        f" batch) exit {code};; esac"
-    )
+    answers = f"explain) {prints('explain', explained)};; hours) {prints('hours', rows)};; batch) exit {code};;"
+    command(f"echo $* >> {up_file}.ran; case $1 in {answers} esac")
     operator = anabranch_operators.StreamOfGroupOperator(task_id="t", outcome=outcome)
     operator.hour, operator.rebuild = HOUR, ["batch", "s", "--hour", HOUR]
     operator.arguments = ["audit", "s", "--hours", HOUR, "--no-kafka"]
-    kept, events, error = {}, Events(), ""
+    kept, events = {}, Events()
     run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
     task = types.SimpleNamespace(map_index=0, xcom_push=lambda key, value: kept.update({key: value}), **TASK)
-    try:
-        operator.execute({"params": {}, "dag_run": run, "ti": task, "outlet_events": events})
-    except Exception as raised:
-        error = failure(raised)
+    error = attempt(operator, params={}, dag_run=run, ti=task, outlet_events=events) or ""
     said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
     outlets = [asset.name for asset in operator.outlets]
     return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
@@ -179,21 +177,15 @@ def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
 # What the last task of a group's run does with this answer of `complete`: its result, or its error; the events.
 def hour_of_group(through, code=0, **streams):
     answer = {"complete_through": through, "streams": streams, "errors": {}}
-    Path(up_file + ".through").write_text(json.dumps(answer))
-    command(f"echo $* >> {up_file}.ran; cat {up_file}.through; echo none >&2; exit {code}")
+    command(f"echo $* >> {up_file}.ran; {prints('through', answer)}; echo none >&2; exit {code}")
     operator, events = anabranch_operators.GroupHourOperator(task_id="t", group="small"), Events()
     operator.hour = HOUR
-    try:
-        done = operator.execute({"outlet_events": events})
-    except Exception as error:
-        done = failure(error)
-    said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
-    return [done, ran(), said]
+    done = attempt(operator, outlet_events=events)
+    return [done, ran(), {asset.name: [event.extra, event.keys] for asset, event in events.items()}]
 
 # What the task that looks for earlier hours makes of this status: its error.
 def backlog(*views, code=0):
-    Path(up_file + ".status").write_text(json.dumps(views[0] if len(views) == 1 else views))
-    command(f"cat {up_file}.status; exit {code}")
+    command(f"{prints('status', views[0] if len(views) == 1 else views)}; exit {code}")
     operator = anabranch_operators.BacklogOperator(task_id="t", arguments=["s"])
     operator.hour = HOUR
     return executed(operator)
@@ -204,30 +196,24 @@ def family(state="ready", listed=0, code=0):
     rows = [said | {"stream": "app_gone", "state": "gone"}, said | {"stream": "app_x", "state": state}]
     rows += [said | {"stream": "app: app-x.y", "state": "broken"}, said | {"stream": "app_new", "state": "new"}]
     rows += [said | {"family": None, "stream": "other", "state": "ready"}]
-    Path(up_file + ".streams").write_text(json.dumps(rows))
     command(
-        f"echo $* >> {up_file}.ran; case $1,$2 in status,*) cat {up_file}.streams; exit {listed};;"
+        f"echo $* >> {up_file}.ran; case $1,$2 in status,*) {prints('streams', rows)}; exit {listed};;"
         f" maintain,app_gone) exit {code};; maintain,app_x) exit {1 if code else 0};; esac"
     )
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
-    try:
-        operator.execute({})
-    except Exception as error:
-        return [failure(error), ran()]
-    return ["", ran()]
+    return [attempt(operator) or "", ran()]
 
 # What the watch makes of the command's exit code, and of the JSON that it prints, if any.
 def watch(code, view=None):
-    Path(up_file + ".status").write_text(json.dumps(view) if view else "")
-    command(f"echo $* > {up_file}.ran; cat {up_file}.status; echo why >&2; exit {code}")
+    answer = prints("status", view) if view else "true"
+    command(f"echo $* > {up_file}.ran; {answer}; echo why >&2; exit {code}")
     operator = anabranch_operators.WatchOperator(task_id="t", arguments=["status", "s"])
     return (executed(operator)[0] or ["done"])[0]
 
 # What the task of a family runs that Airflow ends during the first stream's command: its error, the commands.
 def family_ended():
     rows = [{"family": "app", "stream": name, "state": "ready", "error": None} for name in ("app_x", "app_y")]
-    Path(up_file + ".streams").write_text(json.dumps(rows))
-    command(f"echo $* >> {up_file}.ran; case $1 in status) cat {up_file}.streams;; *) sleep 10;; esac")
+    command(f"echo $* >> {up_file}.ran; case $1 in status) {prints('streams', rows)};; *) sleep 10;; esac")
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
     kill_when(operator, lambda: len(ran()) > 1 and "maintain" in operator._process.args)
     return [executed(operator), ran()]
@@ -235,7 +221,7 @@ def family_ended():
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
 AWAY = outcome(exit_code=75, error="Kafka did not answer")
-BROKEN = outcome(exit_code=70, error="a bug")
+BROKEN, AGAIN = outcome(exit_code=70, error="a bug"), outcome(hours=[ROW | {"revision": 2}])
 # A mapped task of the group's DAG, as a worker makes it.
 [group_dag] = [dag for dag in dags if dag.dag_id == "anabranch_hourly_group__small"]
 instance = group_dag.task_dict["stream"].unmap({"outcome": DONE | {"stream": "orders"}})
@@ -268,12 +254,8 @@ print("RESULT" + json.dumps({
         "cleared with all": stream_of_group(outcome(cleared=1, hours=[ROW | {"revision": 2}]), cleared=1),
         "cleared alone": stream_of_group(DONE, cleared=1),
         "cleared alone and refused": stream_of_group(DONE, cleared=1, code=1),
-        "restated day": stream_of_group(
-            outcome(hours=[ROW | {"revision": 2}]), states=["accepted"] * 24
-        ),
-        "restated in an open day": stream_of_group(
-            outcome(hours=[ROW | {"revision": 2}]), states=["accepted"] * 23 + ["waiting"]
-        ),
+        "restated day": stream_of_group(AGAIN, states=["accepted"] * 24),
+        "restated in an open day": stream_of_group(AGAIN, states=["accepted"] * 23 + ["waiting"]),
     },
     "family": {
         "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1),
@@ -286,14 +268,8 @@ print("RESULT" + json.dumps({
         "away": backlog({"stream": "s", "backlog": []}, {"stream": "b", "error": "away"}, code=75),
     },
     "watch": {
-        name: watch(code, view)
-        for name, code, view in (
-            ("in time", 0, {"late": None}),
-            ("late", 1, {"late": "no publish for an hour"}),
-            ("layers differ", 1, {"late": None}),
-            ("refused", 1, None),
-            ("away", 75, None),
-        )
+        "in time": watch(0, {"late": None}), "late": watch(1, {"late": "no publish for an hour"}),
+        "layers differ": watch(1, {"late": None}), "refused": watch(1), "away": watch(75),
     },
     "instance": [instance.stream, [asset.name for asset in instance.outlets]],
     "rebuilds": {
@@ -346,11 +322,7 @@ print("RESULT" + json.dumps({
 }))
 """
 
-_GAME_EVENTS = """
-batch: {grace: 5 minutes}
-airflow: {owner: platform, start: "2026-11-20T00"}
-egress: [{name: export}, {name: feed}]
-"""
+
 # Files with a mistake in what the DAGs use, and the message of each.
 _WRONG = {
     "returns": ("kept: 2026-11-31", "expected readable YAML, found: line 1, column 7: no valid timestamp"),
@@ -374,7 +346,12 @@ _WRONG = {
 
 
 _DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'
-_GROUP = {
+_FILES = {
+    "flights": "batch: {grace: 2 minutes}",
+    "game_events": 'batch: {grace: 5 minutes}\nairflow: {owner: platform, start: "2026-11-20T00"}\n'
+    "egress: [{name: export}, {name: feed}]\n",
+    "flights copy": "topic: flights",
+    "f" * 151: "topic: flights",
     "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export}]\n"
     'topic: "${ANABRANCH_UNSET}"\n',
     "outlier": "group: small\nbatch: {grace: 999999999999 weeks}\n",
@@ -403,15 +380,9 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (conf / "streams").mkdir(parents=True)
     for name in ("game_events.expectations.yaml", "notes.txt"):
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
-    for name, (text, _) in _WRONG.items():
+    for name, text in (_FILES | {name: text for name, (text, _) in _WRONG.items()}).items():
         (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    (conf / "streams" / "flights.yaml").write_text("batch: {grace: 2 minutes}", encoding="utf-8")
-    for name in ("flights copy", "f" * 151):
-        (conf / "streams" / f"{name}.yaml").write_text("topic: flights", encoding="utf-8")
     (conf / "defaults.yaml").write_text(_DEFAULTS, encoding="utf-8")
-    (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
-    for name, text in _GROUP.items():
-        (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
     env = {
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "ANABRANCH_GROUP": "small", "ANABRANCH_OWNER": "shop",
     }  # fmt: skip
@@ -422,15 +393,11 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_each_stream_file_has_its_dags(parsed: Any) -> None:
-    assert set(parsed["dags"]) == {
+    others = ("hourly_group__small", "maintenance__app", "example_consumer", "example_daily")
+    assert set(parsed["dags"]) == {f"anabranch_{name}" for name in others} | {
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
         for stream in ("flights", "game_events", "orders", "outlier", "patient", "refunds", *_WRONG)
-    } | {
-        "anabranch_hourly_group__small",
-        "anabranch_maintenance__app",
-        "anabranch_example_consumer",
-        "anabranch_example_daily",
     }
     for dag in parsed["dags"].values():
         assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
