@@ -63,10 +63,6 @@ JSON_SCHEMA = {
 }
 
 
-def read_sink_log(text: str) -> object:
-    return read_log(["0", "1"], lambda name: f"v1\n{text}", "folder")
-
-
 def read_token(text: str) -> object:
     return Token.decode(PREFIX + base64.urlsafe_b64encode(text.encode()).decode())
 
@@ -88,8 +84,15 @@ SENT = {"hour": "h", "source": "s", "partition": 0, "offset": 1}
 HOLD = registers.Hold(HOUR, HOUR, "u", AT, "w")
 
 
-def of_property(key: str, read: Callable[[dict[str, str]], object]) -> Callable[[str], object]:
-    return lambda text: read({key: text})
+def stored(key: str, read: Callable[[dict[str, str]], object], good: Any) -> Decoder:
+    """Of a property of the tables, whose value for "not ours" is empty."""
+    return Decoder(lambda text: read({key: text}), good, is_empty)
+
+
+def value_of(key: str, read: Callable[[str], object], good: Any, *missing: str) -> Decoder:
+    """Of a property that, unless one that is `missing` has a value, is refused."""
+    of_others = is_empty if missing else lambda _: False
+    return Decoder(lambda text: read_property({key: text}, key, read, *missing), good, of_others)
 
 
 def is_empty(found: object) -> bool:
@@ -97,62 +100,43 @@ def is_empty(found: object) -> bool:
 
 
 # State that publishes write to properties of the tables, which other programs can set.
+# State that publishes write to properties of the tables, which other programs can set.
 STORED = {
-    "position": Decoder(
-        of_property(state.POSITION, lambda p: read_property(p, state.POSITION, Position.from_json)),
-        {"topic_id": "t", "partitions": {"0": 5}},
-    ),
-    "timeline": Decoder(
-        of_property(state.TIMELINE, lambda p: read_property(p, state.TIMELINE, Timeline.from_json)),
+    "position": value_of(state.POSITION, Position.from_json, {"topic_id": "t", "partitions": {"0": 5}}),
+    "timeline": value_of(
+        state.TIMELINE, Timeline.from_json,
         json.loads(Timeline(HOUR, HOUR, {0: 1}, {HOUR: {0: 5}}, {HOUR: CUT}).to_json()),
     ),
-    "accepted hours": Decoder(
-        of_property(state.ACCEPTED, lambda p: state.read_accepted({"batch": p, "main": {}})),
+    "accepted hours": stored(
+        state.ACCEPTED, lambda p: state.read_accepted({"batch": p, "main": {}}),
         {HOUR: to_json(state.Accepted(1, CUT, True, (HOUR,)))},
-        is_empty,
     ),
-    "waiting decisions": Decoder(
-        of_property(
-            state.DECISIONS,
-            lambda p: [*map(state.waiting_row, state.read_waiting(p, state.DECISIONS))],
-        ),
+    "waiting decisions": stored(
+        state.DECISIONS, lambda p: [*map(state.waiting_row, state.read_waiting(p, state.DECISIONS))],
         [ledger.decision(HOUR, "accepted", 1, CUT, AT, "i").as_waiting()],
-        is_empty,
     ),
-    "waiting dead letters": Decoder(
-        of_property(state.DEAD_LETTERS, lambda p: state.read_waiting(p, state.DEAD_LETTERS)),
+    "waiting dead letters": stored(
+        state.DEAD_LETTERS, lambda p: state.read_waiting(p, state.DEAD_LETTERS),
         [{"id": "i", "at": TIME, "layer": "speed", "paths": ["p"]}],
-        is_empty,
     ),
-    "expired hours": Decoder(
-        of_property(registers.EXPIRED, registers.Expired.from_properties),
+    "expired hours": stored(
+        registers.EXPIRED, registers.Expired.from_properties,
         json.loads(registers.Expired(HOUR, ((HOUR, HOUR),), AT).to_json()),
-        is_empty,
     ),
-    "holds": Decoder(
-        of_property(registers.HOLDS, registers.Holds.from_properties),
+    "holds": stored(
+        registers.HOLDS, registers.Holds.from_properties,
         json.loads(registers.Holds((HOLD,), AT).to_json()),
-        is_empty,
     ),
-    "erasures": Decoder(
-        of_property(registers.ERASURES, registers.Erasures.from_properties),
+    "erasures": stored(
+        registers.ERASURES, registers.Erasures.from_properties,
         json.loads(registers.Erasures((ERASURE,)).to_json()),
-        is_empty,
     ),
     "measurements": Decoder(
-        read_measured,
-        {"speed": {"seconds": {"stage": [1.5, {"1": 2}]}, "counts": {"a": {"b": 1}}}},
-        is_empty,
+        read_measured, {"speed": {"seconds": {"stage": [1.5, {"1": 2}]}, "counts": {"a": {"b": 1}}}}, is_empty,
     ),
-    "owner": Decoder(
-        Owner.from_json, {"stream": "s", "topic": "t", "cluster_id": "c", "format": FORMAT}
-    ),
-    "folders": Decoder(
-        of_property(FOLDERS, lambda p: read_property(p, FOLDERS, partial(parse, list[str]), "[]")),
-        ["s3://b/f"],
-        is_empty,
-    ),
-}
+    "owner": Decoder(Owner.from_json, {"stream": "s", "topic": "t", "cluster_id": "c", "format": FORMAT}),
+    "folders": value_of(FOLDERS, partial(parse, list[str]), ["s3://b/f"], "[]"),
+}  # fmt: skip
 LEDGER = {
     "cut": {"0": [1, 5]},
     "gaps": {"control": 1},
@@ -199,7 +183,7 @@ DECODERS: dict[str, Decoder] = {
         lambda found: found == (),
     ),
     "log of a file sink": Decoder(
-        read_sink_log,
+        lambda text: read_log(["0", "1"], lambda name: f"v1\n{text}", "folder"),
         {"path": "file:/x/part-0", "size": 1, "action": "add"},
         lambda found: found.entries == (),
     ),

@@ -18,7 +18,7 @@ from anabranch.spark.submit import submit_command
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
-DOCUMENTS: list[dict[str, Any]] = [
+DOCUMENTS: list[Any] = [
     one for file in FILES for one in yaml.safe_load_all(file.read_text("utf-8"))
 ]
 # The newest, and the oldest that is still kept up when this is written.
@@ -29,18 +29,15 @@ def named(kind: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in DOCUMENTS if one["kind"] == kind}
 
 
-PODS: dict[str, dict[str, Any]] = {
-    **{name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()},
-    **{
-        name: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for name, one in named("CronJob").items()
-    },
+SPECS = {
+    name: one["spec"] for kind in ("Deployment", "CronJob") for name, one in named(kind).items()
 }
+JOBS = {name: spec.get("jobTemplate", {"spec": spec})["spec"] for name, spec in SPECS.items()}
+PODS: dict[str, Any] = {name: job["template"]["spec"] for name, job in JOBS.items()}
 CONTAINERS = [
-    (pod, one)
-    for pod in PODS.values()
-    for one in [*pod.get("initContainers", []), *pod["containers"]]
+    (pod, one) for pod in PODS.values() for one in pod.get("initContainers", []) + pod["containers"]
 ]
+JOBS_PAGE = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
 CONF = named("ConfigMap")["anabranch-conf"]["data"]["anabranch.yaml"]
 
 
@@ -136,8 +133,7 @@ def test_no_secret_is_in_a_file_and_every_container_gets_what_the_configuration_
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
     # Names of what Kubernetes knows; the rest is of the Secret that jobs.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}
-    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
-    of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", text))
+    of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", JOBS_PAGE))
     assert (of_pod, of_secret) == (read - of_secret, read - of_pod)
     for _, one in CONTAINERS:
         assert {v["name"] for v in one["env"]} == of_pod | {"ANABRANCH_CONF"}
@@ -145,9 +141,8 @@ def test_no_secret_is_in_a_file_and_every_container_gets_what_the_configuration_
 
 
 def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
-    text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "jobs.md").read_text("utf-8")
-    made = {"anabranch-conf"}
-    made.update(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text))
+    named_there = re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", JOBS_PAGE)
+    made = {"anabranch-conf", *named_there}
     for pod in PODS.values():
         assert pod["serviceAccountName"] in named("ServiceAccount")
         of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
@@ -206,15 +201,10 @@ def test_the_program_of_an_executor_passes_what_spark_gives_it(tmp_path: Path) -
         "EXECUTOR_MEMORY": "1024m", "APPLICATION_ID": "spark-1", "EXECUTOR_POD_IP": "10.0.0.2",
         "EXECUTOR_POD_NAME": "exec-1", "RESOURCE_PROFILE_ID": "0", "JAVA_OPT_0": "-Da=one two", "JAVA_OPT_1": "-Db=$HOME",
     }  # fmt: skip
-    done = subprocess.run(
-        [FOLDER / "executor"],
-        env={f"SPARK_{name}": value for name, value in given.items()}
-        | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [
+    env = {f"SPARK_{name}": value for name, value in given.items()}
+    env |= {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    printed = subprocess.check_output([FOLDER / "executor"], env=env, text=True)
+    assert printed.splitlines() == [
         "-Da=one two", "-Db=$HOME", "-Xms1024m", "-Xmx1024m", "-cp", "/site/pyspark/jars/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         "--driver-url", given["DRIVER_URL"], "--executor-id", "1", "--cores", "2", "--app-id", "spark-1",

@@ -30,8 +30,17 @@ KERBEROS = {"sasl.mechanism": "GSSAPI", "security.protocol": "SASL_PLAINTEXT"}
 ROLE = "arn:aws:iam::123456789012:role/jobs"
 
 
+SECRET_KEY = "sasl.oauthbearer.client.credentials.client.secret"
+TRUST_KEY = "sasl.oauthbearer.ssl.truststore.location"
+
+
 def kafka(**security: Any) -> config.Kafka:
     return config.Kafka.model_validate({"bootstrap_servers": "b:1", "security": security})
+
+
+def tokens(**security: Any) -> Any:
+    """The source of the tokens of an identity, or of its contexts."""
+    return kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
 
 
 OAUTH_OF_SCOPE = OAUTH | {"sasl.oauthbearer.scope": "s", "sasl.oauthbearer.extensions": "a=1,b=2"}
@@ -84,31 +93,21 @@ def test_a_java_key_stores_error_has_the_commands(tmp_path: Path, content: bytes
         kafka_python_settings(kafka(**{"ssl.truststore.location": str(store)}))
 
 
-@pytest.mark.parametrize(
-    ("security", "properties"),
-    [
-        (OAUTH, '-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls="https://login.example.com/token"'),
-        (MSK, '-Daws.region="eu-central-1"'),
-        (KERBEROS | {"java.security.krb5.conf": "/etc/krb 5.conf"}, '-Djava.security.krb5.conf="/etc/krb 5.conf"'),
-    ],
-)  # fmt: skip
 def test_java_of_executors_gets_the_identity(security: dict[str, str], properties: str) -> None:
     catalog = {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "s3://b/w"}
-    spark = {"conf": {"spark.executor.extraJavaOptions": "-Xss4m"}}
-    kafka = {"bootstrap_servers": "b:1", "security": security}
-    environment = config.Environment.model_validate({"kafka": kafka, "catalog": catalog, "spark": spark})  # fmt: skip
-    options = session_settings(environment)["spark.executor.extraJavaOptions"]
-    assert options == f"{properties} -Xss4m"
+    conf = {"conf": {"spark.executor.extraJavaOptions": "-Xss4m"}}
+    given = {"kafka": kafka(**security), "catalog": catalog, "spark": conf}
+    settings = session_settings(config.Environment.model_validate(given))
+    assert settings["spark.executor.extraJavaOptions"] == f"{properties} -Xss4m"
 
 
 def tokens_of(server: TokenServer, **changes: str) -> Any:
     oauth = OAUTH | {
         "sasl.oauthbearer.token.endpoint.url": server.url, "sasl.oauthbearer.scope": SCOPE,
         "sasl.oauthbearer.client.credentials.client.id": CLIENT,
-        "sasl.oauthbearer.client.credentials.client.secret": SECRET,
-        "sasl.oauthbearer.ssl.truststore.location": str(server.ca),
+        SECRET_KEY: SECRET, TRUST_KEY: str(server.ca),
     }  # fmt: skip
-    return kafka_python_settings(kafka(**oauth | changes))["sasl_oauth_token_provider"]
+    return tokens(**oauth | changes)
 
 
 def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +126,11 @@ def test_clients_share_and_renew_a_token(tmp_path: Path, monkeypatch: pytest.Mon
     ("changes", "found"),
     [
         (
-            {"sasl.oauthbearer.client.credentials.client.secret": "wrong"},
+            {SECRET_KEY: "wrong"},
             "found 401 .*invalid_client.*check kafka.security: .*client.secret",
         ),
         ({"sasl.oauthbearer.scope": "other"}, "found 400 .*invalid_scope.*oauthbearer.scope"),
-        (
-            {"sasl.oauthbearer.ssl.truststore.location": token_server.__file__},
-            "sasl.oauthbearer.ssl.truststore.location",
-        ),
+        ({TRUST_KEY: token_server.__file__}, TRUST_KEY),
     ],
 )
 def test_a_mistake_in_credentials_ends(tmp_path: Path, changes: dict[str, str], found: str) -> None:
@@ -157,8 +153,7 @@ def test_a_token_server_that_does_not_answer_is_asked_again(tmp_path: Path) -> N
 def test_the_token_of_a_file_is_read_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "token"
     url = {"sasl.oauthbearer.token.endpoint.url": file.as_uri()}
-    security = {"sasl.mechanism": "OAUTHBEARER", **url}
-    source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
+    source = tokens(**{"sasl.mechanism": "OAUTHBEARER", **url})
     found = r"check kafka\.security: sasl\.oauthbearer\.token"
     with pytest.raises(ConfigurationError, match=found):
         source.token()
@@ -179,8 +174,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def aws_client(**more: str) -> Any:
-    source = kafka_python_settings(kafka(**MSK | more))["sasl_oauth_token_provider"]
-    return source.client("b-1.example.com")
+    return tokens(**MSK | more).client("b-1.example.com")
 
 
 def test_a_profile_signs_with_its_present_keys(no_keys: Path) -> None:
@@ -217,7 +211,7 @@ def test_a_role_is_assumed_once_for_many_and_again_later(
 
 def test_gssapi_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)
-    source = kafka_python_settings(kafka(**KERBEROS))["sasl_oauth_token_provider"]
+    source = tokens(**KERBEROS)
     with pytest.raises(ConfigurationError, match=r"pip install 'anabranch\[kerberos\]'"):
         source.context("kafka@b")
 
@@ -242,8 +236,7 @@ def test_a_ticket_that_expired_is_asked_for_again_with_a_keytab_alone(
     gssapi.Name = lambda *_: "name"
     monkeypatch.setitem(sys.modules, "gssapi", gssapi)
     of_keytab = {"sasl.kerberos.keytab": __file__, "sasl.kerberos.principal": "p@R"}
-    security = KERBEROS | (of_keytab if has_keytab else {})
-    source = kafka_python_settings(kafka(**security))["sasl_oauth_token_provider"]
+    source = tokens(**KERBEROS | (of_keytab if has_keytab else {}))
     with pytest.raises(kind, match=text):
         source.context("kafka@b")
 
