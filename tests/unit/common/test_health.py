@@ -6,9 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from conf_folders import said
 
-from anabranch.cli import main
 from anabranch.common import health
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.health import HealthRecord, find_fault, health_file, record_start
@@ -112,28 +111,23 @@ def test_a_full_disk_does_not_end_a_job(tmp_path: Path, caplog: pytest.LogCaptur
 def test_the_command_ends_with_1_for_an_unhealthy_job(tmp_path: Path) -> None:
     file = tmp_path / "speed"
 
-    def run(*options: str) -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["health", str(file), *options])
-        return result.exit_code, result.output
+    def run(*options: str, expect: int = 0) -> str:
+        return said("health", str(file), *options, expect=expect)
 
-    code, said = run()
-    assert code == 1 and said.startswith("unhealthy: expected a health file")
+    assert run(expect=1).startswith("unhealthy: expected a health file")
     with health_file(file, TRIGGER) as note:
         note()
-        code, said = run()
-        assert code == 0 and said.startswith("healthy: ")
-        code, said = run("--output", "json")
-        assert code == 0 and json.loads(said) == {"healthy": True, "fault": None, "set_aside": {}}
-        note({"orders": "expected topic shop.orders"})
-        code, said = run("--output", "json")
-        assert code == 0
-        assert json.loads(said)["set_aside"] == {"orders": "expected topic shop.orders"}
-        assert run()[1].endswith("stream orders is set aside: expected topic shop.orders\n")
+        assert run().startswith("healthy: ")
+        healthy = {"healthy": True, "fault": None, "set_aside": {}}
+        assert json.loads(run("--output", "json")) == healthy
+        aside = {"orders": "expected topic shop.orders"}
+        note(aside)
+        assert json.loads(run("--output", "json"))["set_aside"] == aside
+        assert run().endswith("stream orders is set aside: expected topic shop.orders\n")
         # The stream runs again: written at once, not with the next second's progress.
         note({})
-        assert run()[1] == "healthy: the job makes progress\n"
+        assert run() == "healthy: the job makes progress\n"
     crash(file, 0.0)
-    assert run("--liveness")[0] == 1
+    run("--liveness", expect=1)
     file.write_text("[]")
-    code, output = run()
-    assert code == 2 and "expected the health file" in output
+    assert "expected the health file" in run(expect=2)

@@ -48,11 +48,26 @@ def _retry(limit: timedelta | None = None, pause: timedelta = QUICK) -> Retry:
     return Retry(limit, threading.Event(), pause)
 
 
+def _away(times: int) -> Callable[[], str]:
+    return _failing(*[Transient("away")] * times)
+
+
+def _growing(failing: Callable[[], str], grows: Callable[[], bool]) -> str:
+    """Call what fails; what it publishes grows before."""
+    published = [0]
+
+    def action() -> str:
+        published[0] += 10 * grows()
+        return failing()
+
+    return _retry().call("stream s", action, lambda: published[0])
+
+
 def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCaptureFixture) -> None:
     assert _retry().call("stream s", _failing()) == "done"
     assert not caplog.records
-    away = [Transient("ask Kafka: none") for _ in range(2)]
-    assert _retry().call("stream s", _failing(*away)) == "done"
+    none = Transient("ask Kafka: none")
+    assert _retry().call("stream s", _failing(none, none)) == "done"
     assert [re.sub(r"in [0-9.]+ s", "in P s", r.getMessage()) for r in caplog.records] == [
         "stream s: try 1 failed: ask Kafka: none; try 2 in P s (no time limit)",
         "stream s: try 2 failed: ask Kafka: none; try 3 in P s (no time limit)",
@@ -123,31 +138,16 @@ def test_pauses_are_random_capped_and_ended_by_a_stop(
 
 
 def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptureFixture) -> None:
-    published = [0]
-    failing = _failing(*[Transient("away")] * 4)
-
-    def publishes_before_the_third_failure() -> str:
-        if len(caplog.records) == 2:
-            published[0] += 10
-        return failing()
-
-    _retry().call("stream s", publishes_before_the_third_failure, lambda: published[0])
+    _growing(_away(4), lambda: len(caplog.records) == 2)
     assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
 
 
 def test_progress_resets_the_count_of_unexplained_errors_and_an_outage_does_not() -> None:
     """The worst moment: an outage hides that an unknown error comes back after each pause."""
-    pair: list[Exception] = [Unexplained("who knows"), Transient("away")]
+    unknown = Unexplained("who knows")
     with pytest.raises(Unexpected, match="who knows"):
-        _retry().call("stream s", _failing(*pair * (UNEXPLAINED_TRIES + 1)))
-    published = [0]
-    failing = _failing(*[Unexplained("who knows")] * (3 * UNEXPLAINED_TRIES))
-
-    def publishes_before_each_failure() -> str:
-        published[0] += 10
-        return failing()
-
-    assert _retry().call("stream s", publishes_before_each_failure, lambda: published[0]) == "done"
+        _retry().call("stream s", _failing(*[unknown, Transient("away")] * (UNEXPLAINED_TRIES + 1)))
+    assert _growing(_failing(*[unknown] * (3 * UNEXPLAINED_TRIES)), lambda: True) == "done"
 
 
 def test_an_error_that_is_permanent_or_stays_unexplained_ends_the_job(
@@ -268,15 +268,14 @@ def test_jars_are_requested_four_times(
 def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seconds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
-    adapter = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1"))
-    answers, closed = list[int](), list[int]()
-    monkeypatch.setattr(adapter, "close", lambda: closed.append(len(answers)))
+    adapter, steps = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[str]()
+    monkeypatch.setattr(adapter, "close", lambda: steps.append("close"))
 
     def question() -> int:
-        answers.append(len(answers))
-        return answers[-1]
+        steps.append("ask")
+        return steps.count("ask") - 1
 
     assert adapter._confirmed(question, lambda answer: answer < doubtful) == attempts - 1
     # Before each further question, and not after the last.
-    assert closed == list(range(1, attempts))
+    assert steps == ["ask", *["close", "ask"] * (attempts - 1)]
     assert clock.pauses == [0.5] * (attempts - 1)

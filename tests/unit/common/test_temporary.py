@@ -65,14 +65,18 @@ with temporary_folder("checkpoint") as folder:
 """
 
 
-def test_only_a_dead_process_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files of this process and of those that it starts."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_only_a_dead_process_files_go(temporary: Path, tmp_path: Path) -> None:
     foreign = write(tmp_path / "anabranch-notes" / "mine.txt", 900)
     command, piped = [sys.executable, "-c", HOLDER], subprocess.PIPE
-    holders = [
-        subprocess.Popen(command, env=environment, stdout=piped, text=True) for _ in range(2)
-    ]
+    holders = [subprocess.Popen(command, stdout=piped, text=True) for _ in range(2)]
     try:
         killed, alive = (Path(h.stdout.readline().strip()) for h in holders if h.stdout is not None)
         holders[0].send_signal(signal.SIGKILL)
@@ -91,9 +95,8 @@ def test_only_a_dead_process_files_go(tmp_path: Path, monkeypatch: pytest.Monkey
                 holder.stdout.close()
 
 
-def test_one_of_many_clean_ups_deletes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_clean_ups_deletes_it(temporary: Path, tmp_path: Path) -> None:
     """As when a machine's jobs all start again: none trips over what another deletes under it."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for folder in (tmp_path / f"anabranch-checkpoint-{number}" for number in range(20)):
         write(folder / "held", 900, size=0)
         for number in range(40):
@@ -110,24 +113,22 @@ def test_one_of_many_clean_ups_deletes_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_temporary_folder_is_removed(temporary: Path, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), temporary_folder("query") as folder:
         assert list(folder.iterdir()) == []
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
-    done = (
-        "from anabranch.common.temporary import process_folder; "
-        "print(process_folder('query').is_dir())"
+    module, call = (
+        "from anabranch.common.temporary import process_folder",
+        "process_folder('query')",
     )
-    command, own = [sys.executable, "-c", done], os.environ | {"TMPDIR": str(tmp_path)}
-    ran = subprocess.run(command, env=own, capture_output=True, text=True)
-    assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
+    command = [sys.executable, "-c", f"{module}; print({call}.is_dir())"]
+    assert subprocess.check_output(command, text=True) == "True\n"
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_without_locks_nothing_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_nothing_is_cleared(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network's file system: to lock is refused, then, after an upgrade of it, allowed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

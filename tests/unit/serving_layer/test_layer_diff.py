@@ -48,8 +48,7 @@ class Layers:
         """Append rows; return the new files."""
         table = self.table
         before = {task.file.file_path for task in table.scan().plan_files()}
-        own = {"ingest_hour": "2026-11-21T00", "event_date": 1}
-        own |= {"id": "x"}
+        own = {"ingest_hour": "2026-11-21T00", "event_date": 1, "id": "x"}
         full = [own | {"kafka_partition": p, "kafka_offset": o} | values for (p, o), values in rows]
         table.append(pa.Table.from_pylist(full, schema=schema_to_pyarrow(table.schema())))
         tasks = table.refresh().scan().plan_files()
