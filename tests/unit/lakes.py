@@ -120,14 +120,7 @@ class StreamLake:
 
     def stage(self, rows: Iterable[Row], wap_id: str | None = None) -> Staged:
         """Rows in files of their own and one snapshot that no branch points to."""
-        values = [
-            {
-                "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
-                "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour,
-                "event_date": date(2026, 11, 21),
-            }
-            for hour, p, o in rows
-        ]  # fmt: skip
+        values = [event(p, o, hour) for hour, p, o in rows]
         return stage(self.lake, self.name, values, wap_id)
 
     def stage_dead(
@@ -363,6 +356,15 @@ def decide(
     columns = {name: values.pop(name) for name in ("snapshot_id", "sequence") if name in values}
     row = ledger.decision(hour, kind, revision, cut, now, id)
     return replace(LedgerRow.from_waiting(row.as_waiting() | values), **columns)
+
+
+def event(p: int, o: int, hour: str, **values: Any) -> dict[str, Any]:
+    """A row as the table has it; its key is its place unless said otherwise."""
+    return {
+        "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
+        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour,
+        "event_date": date(2026, 11, 21),
+    } | values  # fmt: skip
 
 
 def record(

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from brokers import Broker
-from lakes import DDL, FIRST, content, new_lake, new_stream, record, stage
+from lakes import DDL, FIRST, content, event, new_lake, new_stream, record, stage
 from pydantic import SecretStr
 
 from anabranch import config
@@ -68,14 +68,8 @@ class People:
             tx.set_properties({k: v.format(table=name) for k, v in self._properties.items()})
 
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
-        values = [
-            {
-                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o,
-                "kafka_timestamp": NOW, "at": NOW, "ingest_hour": hour,
-                "event_date": date(2026, 11, 21),
-            }
-            for hour, o in rows
-        ]  # fmt: skip
+        times = {"kafka_timestamp": NOW, "at": NOW}
+        values = [event(0, o, hour, id=NAMES[o % 4], **times) for hour, o in rows]
         return stage(self.lake.lake, self.lake.name, values)
 
     def _dead(self, letters: Letters, layer: str) -> Any:

@@ -1,10 +1,11 @@
 """An hour of a real lake, accepted as by the batch layer, and hands that spoil it."""
 
 from collections.abc import Iterable
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import lakes
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 
 from anabranch.common.json_values import from_json
@@ -27,12 +28,7 @@ BEFORE = Cut("t", {0: (0, 4), 1: (0, 0)})
 
 
 def event(p: int, o: int, hour: str = NEXT, **values: Any) -> dict[str, Any]:
-    """A row as the table has it; its key is its place unless said otherwise."""
-    return {
-        "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
-        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour,
-        "event_date": date(2026, 11, 21),
-    } | values  # fmt: skip
+    return lakes.event(p, o, hour, **values)
 
 
 def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:

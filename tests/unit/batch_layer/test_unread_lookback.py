@@ -173,19 +173,16 @@ def test_unread_hours_of_the_speed_layer_alone_may_grow() -> None:
     assert unread_hours(of(4), [shift(H0, -1)]) == set(), "before the stream began"
 
 
-def test_a_fingerprint_omits_row_counts_of_unread_hours() -> None:
+def test_an_hour_is_rechecked_once_it_has_seen_all_and_its_fingerprint_omits_row_counts() -> None:
+    accepted = {H2: Accepted(1, CUTS[H2], unread=(H0, H1))}
+    assert plan_recheck(of(4, accepted=accepted)) == {}
+    assert plan_recheck(of(10, accepted=accepted)) == {}
+    assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
     found = fingerprint(of(4), [H0], {}, {H0: 4}, {H0})
     assert found == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
     served = fingerprint(of(10, accepted={H0: Accepted(1, CUTS[H0])}), [H0], {H0: ["f"]}, {}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != served
-
-
-def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
-    accepted = {H2: Accepted(1, CUTS[H2], unread=(H0, H1))}
-    assert plan_recheck(of(4, accepted=accepted)) == {}
-    assert plan_recheck(of(10, accepted=accepted)) == {}
-    assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
 
 
 def test_an_hour_to_be_decided_again_stays_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

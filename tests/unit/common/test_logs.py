@@ -18,10 +18,7 @@ LOG = logging.getLogger("anabranch.test")
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
     yield
-    root.handlers[:], root.level = before
     logs._PROCESS_FIELDS.clear()
 
 
@@ -37,7 +34,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_an_event_has_its_processs_and_threads_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_has_its_processs_and_threads_fields_and_those_of_every_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging(as_json=True)
     of_process(stream="events", layer="batch")
 
@@ -62,14 +61,10 @@ def test_an_event_has_its_processs_and_threads_fields(capsys: pytest.CaptureFixt
     around = ours | {"hour": FIRST, "attempt": "a"}
     inside = around | {"offsets": {"0": [0, 3]}, "publish": "p"}
     assert events == {"beside": ours, "inside": inside, "around": around, "behind": ours}
-
-
-def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(as_json=True)
     with fields(message="mine", level="mine"):
         LOG.info("said")
-    [line] = lines(capsys)
-    assert (line["message"], line["level"]) == ("said", "INFO")
+    [last] = lines(capsys)
+    assert (last["message"], last["level"]) == ("said", "INFO")
 
 
 def test_a_publish_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

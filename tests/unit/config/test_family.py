@@ -161,7 +161,9 @@ def test_a_family_is_no_stream_and_its_streams_have_it(conf: Path) -> None:
     assert config.families_of(streams, conf) == {"app_x": "app"}
 
 
-def test_members_are_selected_as_streams_are(conf: Path) -> None:
+def test_members_are_selected_as_streams_are_and_topics_are_requested_for_them_alone(
+    conf: Path,
+) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 
@@ -177,12 +179,8 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
     with pytest.raises(ConfigurationError, match="stream 'app_y'"):
         config.select_streams(conf, ["app_y"], members=members)
 
-
-def test_topics_of_families_are_requested_only_where_one_may_be_selected(conf: Path) -> None:
-    write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
-
-    def members() -> dict[str, config.FamilyMember]:
+    def unasked() -> dict[str, config.FamilyMember]:
         raise AssertionError("asked")
 
-    assert list(config.select_streams(conf, group="large", members=members)) == ["own"]
-    assert list(config.select_streams(conf, ["own"], members=members)) == ["own"]
+    assert list(config.select_streams(conf, group="large", members=unasked)) == ["own"]
+    assert list(config.select_streams(conf, ["own"], members=unasked)) == ["own"]

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from lakes import FIRST
@@ -17,17 +16,12 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.topic_change import plan_adopt
 from serving_layer.egress import hour
 
-NONE: Any = None
 DELIVERY = Delivery("d1", FIRST, "feed", "out (id)", 1, "batch", 7, 3, 0, "ab1.x", NOW)
 CUT = Cut("topic-id", {1: (5, 8), 0: (2, 4)})
 
 
-def rows(*of: tuple[int, int]) -> list[dict[str, Any]]:
-    return [{"kafka_partition": p, "kafka_offset": o} for p, o in of]
-
-
 def test_every_place_of_the_cut_that_has_no_row_is_named_in_its_turn() -> None:
-    given = rows((0, 3), (1, 5), (1, 7))
+    given = [{"kafka_partition": p, "kafka_offset": o} for p, o in ((0, 3), (1, 5), (1, 7))]
     assert [(p, o, row is not None) for p, o, row in hour.places(given, CUT)] == [
         (0, 2, False), (0, 3, True), (1, 5, True), (1, 6, False), (1, 7, True)
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -190,25 +191,15 @@ def test_the_longer_waiting_stream_is_first(member: Make, monkeypatch: pytest.Mo
     assert staged == ["second", "first"]
 
 
-class Ends:
-    """Kafka, whose topics end here."""
-
-    def __init__(self, end: int) -> None:
-        self._end = end
-
-    def stable_ends_of(self, topics: dict[str, Any]) -> dict[str, Any]:
-        return {topic: {0: self._end} for topic in topics}
-
-    def describe_all(self, names: list[str]) -> dict[str, Topic]:
-        return {name: Topic(name, "t", (0,)) for name in names}
-
-
 def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(member: Make) -> None:
-    one = member(is_started=False, speed=SLOW)
+    one, ends = member(is_started=False, speed=SLOW), {0: 0}
     one.last = time.monotonic()  # so that nothing is due
-    group = group_of(events=one)
+    group, topic = group_of(events=one), Topic("events", "t", (0,))
+    described = {"describe_all": lambda _: {"events": topic}}
+    of_topic = described | {"stable_ends_of": lambda _: {"events": dict(ends)}}
+    group._kafka = cast(Any, SimpleNamespace(**of_topic))
     for end, progress in ((0, 1), (5, 1), (5, 1), (0, 2)):
-        group._kafka = cast(Any, Ends(end))
+        ends[0] = end
         assert group._publish_due() and one.progress == progress
 
 
@@ -239,22 +230,15 @@ def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_a
     assert list(group.set_aside) == ["leaving"]
 
 
-class Refusing:
-    """Kafka for a user that may not describe a topic, or whose password is wrong."""
-
-    def __init__(self, error: AnabranchError) -> None:
-        self._error = error
-
-    def stable_ends_of(self, topics: object) -> object:
-        raise self._error
-
-
 @pytest.mark.parametrize(
     "error", [MissingRight("describe topic events"), ConfigurationError("user or password")]
 )
 def test_what_brokers_refuse_sets_streams_aside(member: Make, error: AnabranchError) -> None:
+    def refuse(_: object) -> None:
+        raise error
+
     group = group_of(events=member())
-    group._kafka = cast(Any, Refusing(error))
+    group._kafka = cast(Any, SimpleNamespace(stable_ends_of=refuse))
     assert not group._publish_due()
     wait_for(lambda: "events" in group.failures, "the stream to be set aside")
     assert group.failures == {"events": error}
