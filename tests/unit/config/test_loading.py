@@ -49,14 +49,12 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.stream_names(SHIPPED) == ("game_events",)
     for name in config.stream_names(SHIPPED):
         loaded = config.load_stream(name, SHIPPED)
-        assert loaded.expectations is not None
-        assert loaded.expectations.is_file()
+        assert loaded.expectations is not None and loaded.expectations.is_file()
     assert (loaded.dead_letters_table, loaded.hours_table) == (
         "games.game_events_dead_letters", "games.game_events_hours",
     )  # fmt: skip
     assert loaded.speed.trigger == timedelta(seconds=2)
-    assert loaded.event_time is not None
-    assert loaded.event_time.past == timedelta(days=30)
+    assert loaded.event_time is not None and loaded.event_time.past == timedelta(days=30)
 
 
 def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 import yaml
+from conf_folders import write_environment, write_stream
 from configuration_page import FILES, keys, page
 
 from anabranch import config
+from anabranch.config.plain import merge
 from anabranch.operations.doctor.finding import Issue
 
 _ENVIRONMENT: dict[str, Any] = {
-    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+    "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "registry": {"url": "https://registry.example.com"},
     "catalog": {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "file:///w"},
-    "registry": {"url": "https://registry.example.com"},
-}
+}  # fmt: skip
 _STREAM: dict[str, Any] = {
     "topic": "orders", "table": "shop.orders", "key": "id", "event_time": {"column": "placed_at"},
     "schema": "id STRING NOT NULL, placed_at TIMESTAMP, total DECIMAL(12,2)",
@@ -63,8 +64,7 @@ def test_an_example_is_valid(
 ) -> None:
     for name in ("KAFKA_PASSWORD", "CATALOG_TOKEN"):
         monkeypatch.setenv(name, "of-this-test-alone")
-    (tmp_path / "streams").mkdir()
-    files = {"environment": _ENVIRONMENT, "stream": _STREAM, "family": _FAMILY}
+    files: dict[str, Any] = {"environment": _ENVIRONMENT, "stream": _STREAM, "family": _FAMILY}
     _, of_list, last = key.partition("egress.")
     # A key of a column is at home in the schema of a stream.
     value = example if file == "column" and key == "format" else yaml.safe_load(example)
@@ -74,10 +74,10 @@ def test_an_example_is_valid(
         file, key, value = "stream", "schema", columns
     target = {"name": "a", last: value} | ({"root": "file:///x"} if last == "name" else {})
     data = {"egress": [target]} if of_list else _nested(key, value)
-    files[file] = _merged(files[file] | _BESIDE.get(key, {}), data)
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(files["environment"]))
-    (tmp_path / "streams" / "orders.yaml").write_text(yaml.safe_dump(files["stream"]))
-    (tmp_path / "streams" / "shop.yaml").write_text(yaml.safe_dump(files["family"]))
+    files[file] = merge(files[file] | _BESIDE.get(key, {}), data)
+    write_environment(tmp_path, **files["environment"])
+    write_stream(tmp_path, "orders", **files["stream"])
+    write_stream(tmp_path, "shop", topic=None, **files["family"])
     assert config.load_environment(tmp_path) and config.load_stream("orders", tmp_path)
     members = config.expand([config.load_family("shop", tmp_path)], ["shop-a", "app-a"])
     assert all(isinstance(member.found, config.Stream) for member in members.values())
@@ -86,11 +86,3 @@ def test_an_example_is_valid(
 def _nested(key: str, value: Any) -> dict[str, Any]:
     first, _, rest = key.partition(".")
     return {first: _nested(rest, value) if rest else value}
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    def both(key: str, value: Any) -> Any:
-        nested = isinstance(one.get(key), dict) and isinstance(value, dict)
-        return _merged(one[key], value) if nested else value
-
-    return one | {key: both(key, value) for key, value in other.items()}

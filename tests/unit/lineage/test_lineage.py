@@ -318,8 +318,7 @@ def test_the_receivers_answer_decides_the_exit_code(
     accept(lake, HOURS[0], 8)
     receiver.status = status
     done = send(lake, receiver.url)
-    assert isinstance(done.exception, kind)
-    assert done.exception.exit_code == kind.exit_code
+    assert isinstance(done.exception, kind) and done.exception.exit_code == kind.exit_code
 
 
 def test_a_receiver_is_given_up_after_its_time(

@@ -392,8 +392,7 @@ def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:
     accept(lake, FIRST, 2)
     table = lake.table()
     before = table.metadata.snapshot_by_id(lake.state().heads["main"])
-    assert before is not None
-    assert before.parent_snapshot_id is not None
+    assert before is not None and before.parent_snapshot_id is not None
     table.manage_snapshots().create_branch(before.parent_snapshot_id, "main").commit()
     assert not list(feed.poll(job, feed.start_from(job, None)))
 

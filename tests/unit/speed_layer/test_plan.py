@@ -103,8 +103,7 @@ def test_a_skip_moves_the_position_once() -> None:
     skip = plan_catch_up(state, {0: 3, 1: 0})
     assert isinstance(skip, Skip)
     publish = plan_skip(ResolvedState(state, state.position, state.timeline, NOW), skip, "id")
-    assert publish is not None
-    assert publish.position == Position("t", {0: 50, 1: 5})
+    assert publish is not None and publish.position == Position("t", {0: 50, 1: 5})
     assert publish.timeline.skipped == tuple(H[:5])
     # The hazard: planned over an older load, it moves the position back: rows come twice.
     skip = plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})

@@ -88,13 +88,14 @@ NO_COLUMN_OF_AVRO: list[Any] = [
 ]
 
 
-def test_what_avro_has_and_no_column_is_refused_by_path(
-    recorded: Callable[[Any], None],
+@pytest.mark.parametrize("name", ["Avro", "JSON Schema"])
+def test_what_is_no_column_is_refused_by_its_path(
+    name: str, recorded: Callable[[Any], None]
 ) -> None:
     said = []
-    for kind in NO_COLUMN_OF_AVRO:
+    for schema in NO_COLUMN_OF_AVRO if name == "Avro" else NO_COLUMN_OF_JSON:
         with pytest.raises(NotAColumn) as refused:
-            avro(kind)
+            avro(schema) if name == "Avro" else of_json(schema, **DEFINED)
         said.append(str(refused.value))
     recorded(said)
 
@@ -170,15 +171,6 @@ NO_COLUMN_OF_JSON: list[Any] = [
     {"$ref": "#/definitions/Loop"},
     {"type": "object", "properties": {"a b": {"type": "string"}}},
 ]
-
-
-def test_what_no_column_has_is_refused_by_its_path(recorded: Callable[[Any], None]) -> None:
-    said = []
-    for schema in NO_COLUMN_OF_JSON:
-        with pytest.raises(NotAColumn) as refused:
-            of_json(schema, **DEFINED)
-        said.append(str(refused.value))
-    recorded(said)
 
 
 def test_a_json_schema_of_no_object_or_of_endless_types_is_refused_at_once() -> None:

@@ -135,21 +135,20 @@ def file_of(lake: StreamLake) -> Stream:
     return lake.stream.model_copy(update=of_registry | {"format": FormatSettings(type="avro")})
 
 
-def reader_of(lake: StreamLake, registry: Answering) -> SubjectReader:
+def environment_of(lake: StreamLake, registry: Answering) -> config.Environment:
     settings = config.Registry.model_validate({"url": registry.url})
-    return SubjectReader(lake.environment.model_copy(update={"registry": settings}))
+    return lake.environment.model_copy(update={"registry": settings})
 
 
 def test_a_lost_table_is_first(lake: StreamLake, registry: Answering, tmp_path: Path) -> None:
-    settings = config.Registry.model_validate({"url": registry.url})
-    file, environment = file_of(lake), lake.environment.model_copy(update={"registry": settings})
+    file = file_of(lake)
     # A version without a column that the table has.
     answer(registry, 1, ID, COLOUR)
     (tmp_path / "catalog.db").unlink()
     lost = lake.again()
     [change] = register_table(file, lost)
     assert change.startswith(f"registered table {file.table} by ")
-    planned = plan_table(environment, file, lost)
+    planned = plan_table(environment_of(lake, registry), file, lost)
     assert names(planned.stream) == ["id", "n", "colour"]
     new = f"subject events-value version 1: new column colour of {file.table}, string"
     assert planned.changes == (new,)
@@ -161,7 +160,7 @@ def test_a_table_takes_a_version_up_once_and_is_not_read_again(
     lake: StreamLake, registry: Answering, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="anabranch")
-    file, reader = file_of(lake), reader_of(lake, registry)
+    file, reader = file_of(lake), SubjectReader(environment_of(lake, registry))
     answer(registry, 1, ID, N)
     first = reader.read(file, lake.lake)
     assert names(first) == ["id", "n"] and reader.read(file, NO_LAKE) is first
@@ -170,13 +169,14 @@ def test_a_table_takes_a_version_up_once_and_is_not_read_again(
     assert "added column colour to games.events" in caplog.text
     assert lake.table().schema().find_field("colour").optional
     # Another process that has read the columns before.
-    assert names(reader_of(lake, registry).read(file, lake.lake)) == ["id", "n", "colour"]
+    again = SubjectReader(environment_of(lake, registry))
+    assert names(again.read(file, lake.lake)) == ["id", "n", "colour"]
 
 
 def test_a_version_that_is_refused_and_a_registry_that_is_away_change_nothing_and_are_logged_once(
     lake: StreamLake, registry: Answering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file, reader = file_of(lake), reader_of(lake, registry)
+    file, reader = file_of(lake), SubjectReader(environment_of(lake, registry))
     answer(registry, 1, ID, N | {"type": "string"}, COLOUR)
     assert [names(reader.read(file, lake.lake)) for _ in range(2)] == [["id", "n"]] * 2
     assert caplog.text.count("column n: expected bigint, found string") == 1
