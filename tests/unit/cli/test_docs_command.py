@@ -61,7 +61,9 @@ def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> 
 README = ROOT / "anabranch" / "starter_files" / "README.md"
 
 
-def test_the_current_folder_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_filled_and_no_readme_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     printed = said("init")
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()
@@ -70,6 +72,17 @@ def test_the_current_folder_is_filled(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "edit: conf/anabranch.yaml has the addresses of Kafka, S3 and the catalog" in printed
     assert "next: anabranch dev up, anabranch apply" in printed
     assert "expected none of its files" in said("init", expect=2)
+    (tmp_path / "a lake").mkdir()
+    (tmp_path / "a lake" / "README.md").write_text("mine")
+    there = said("init", str(tmp_path / "a lake"))
+    assert (tmp_path / "a lake" / "README.md").read_text() == "mine"
+    assert "README.md\n" not in there
+    assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in there
+    # docs/test_named_commands.py knows its commands.
+    said("init", str(tmp_path))
+    for place in re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)[1:]:
+        for name in re.findall(r"`(.*?)`", place):
+            assert (tmp_path / name).exists(), name
 
 
 def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,17 +101,3 @@ def test_this_wheel_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
     said("init", str(tmp_path / "of a wheel"))
     assert (tmp_path / "of a wheel" / "wheels" / wheel.name).read_bytes() == b"a wheel"
-
-
-def test_an_existing_readme_is_not_overwritten_and_names_existing_files(tmp_path: Path) -> None:
-    (tmp_path / "a lake").mkdir()
-    (tmp_path / "a lake" / "README.md").write_text("mine")
-    printed = said("init", str(tmp_path / "a lake"))
-    assert (tmp_path / "a lake" / "README.md").read_text() == "mine"
-    assert "README.md\n" not in printed
-    assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in printed
-    # docs/test_named_commands.py knows its commands.
-    said("init", str(tmp_path))
-    for place in re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)[1:]:
-        for name in re.findall(r"`(.*?)`", place):
-            assert (tmp_path / name).exists(), name

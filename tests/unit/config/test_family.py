@@ -62,13 +62,6 @@ def test_a_family_has_a_bound_of_streams(conf: Path, monkeypatch: pytest.MonkeyP
     assert "expected at most 3 streams of a family, found more topics; narrow" in error
 
 
-def test_groups_are_numbered_and_named(conf: Path) -> None:
-    topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
-    write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
-    found = summary(config.expand([family(conf)], ["shop.v2.orders"]))
-    assert found == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
-
-
 def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -> None:
     folder = {"name": "lake", "root": "s3://bucket/out/{1}"}
     indexes = [{"name": "one", "index": "x-{1}"}, {"name": "found", "index": "all"}]
@@ -89,11 +82,17 @@ def test_topics_that_are_excluded_or_have_a_file_of_their_own_are_no_members(con
     assert list(config.expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
 
 
-def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
+def test_groups_are_numbered_and_named_and_a_member_stays_when_its_topic_is_gone(
+    conf: Path,
+) -> None:
     known = {"app_orders": "app-orders", "app_users": "app-users"}
     members = config.expand([family(conf)], ["app-users"], (), known)
     found = {name: (m.topic, m.is_gone) for name, m in members.items()}
     assert found == {"app_orders": ("app-orders", True), "app_users": ("app-users", False)}
+    topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
+    write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
+    named = summary(config.expand([family(conf)], ["shop.v2.orders"]))
+    assert named == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
 
 
 def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
@@ -125,14 +124,6 @@ def test_topics_with_one_name(conf: Path, known: dict[str, str], other: str, ref
     assert summary(members) == named
 
 
-def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Path) -> None:
-    write(conf, "app_x", topics=None, topic="other", table="raw.other")
-    members = config.expand([family(conf)], ["app-x", "app-y"], [config.load_stream("app_x", conf)])
-    assert sorted(members) == ["app: app-x", "app_y"]
-    why = "expected a stream name of its own, found app_x, which topic other has"
-    assert why in summary(members)["app: app-x"]
-
-
 def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) -> None:
     """The hazard: `re` tries each of 2**60 ways to part the name, and stops all threads."""
     write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
@@ -141,12 +132,17 @@ def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) ->
     assert list(config.expand([family(conf)], ["a" * 60, "a.b-v1"])) == ["a_b"]
 
 
-def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) -> None:
+def test_names_and_tables_of_streams_must_differ_from_those_of_others(conf: Path) -> None:
     said = summary(config.expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
     assert said["app_Orders"] == ("app-Orders", "raw.Orders")
     why = "expected tables of its own, found raw.orders, which belongs to stream app_Orders"
     assert f"topic app-orders: {why}" in said["app_orders"]
     assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
+    write(conf, "app_x", topics=None, topic="other", table="raw.other")
+    members = config.expand([family(conf)], ["app-x", "app-y"], [config.load_stream("app_x", conf)])
+    assert sorted(members) == ["app: app-x", "app_y"]
+    why = "expected a stream name of its own, found app_x, which topic other has"
+    assert why in summary(members)["app: app-x"]
 
 
 def test_a_family_is_no_stream_and_its_streams_have_it(conf: Path) -> None:

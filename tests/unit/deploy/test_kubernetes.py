@@ -98,7 +98,7 @@ def test_one_wrong_file_does_not_stop_a_group(exit_code: int, starts: bool, tmp_
     assert (subprocess.run(shell, env=path, check=False).returncode == 0) is starts
 
 
-def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
+def test_each_name_of_a_container_exists_and_it_runs_without_rights() -> None:
     for pod, one in CONTAINERS:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert one["securityContext"] == {
@@ -106,6 +106,18 @@ def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
         }  # fmt: skip
         [written] = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
         assert {m["name"]: m["mountPath"] for m in one["volumeMounts"]}[written] == "/tmp"
+    named_there = re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", JOBS_PAGE)
+    made = {"anabranch-conf", *named_there}
+    for pod in PODS.values():
+        assert pod["serviceAccountName"] in named("ServiceAccount")
+        of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
+        used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
+        assert used <= made
+    for pod, one in CONTAINERS:
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in one["volumeMounts"]} == volumes
+    subjects = [s for one in named("RoleBinding").values() for s in one["subjects"]]
+    assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
 
 
 @pytest.mark.parametrize(
@@ -138,21 +150,6 @@ def test_no_secret_is_in_a_file_and_every_container_gets_what_the_configuration_
     for _, one in CONTAINERS:
         assert {v["name"] for v in one["env"]} == of_pod | {"ANABRANCH_CONF"}
         assert one["envFrom"] == [{"secretRef": {"name": "anabranch"}}]
-
-
-def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
-    named_there = re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", JOBS_PAGE)
-    made = {"anabranch-conf", *named_there}
-    for pod in PODS.values():
-        assert pod["serviceAccountName"] in named("ServiceAccount")
-        of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
-        used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
-        assert used <= made
-    for pod, one in CONTAINERS:
-        volumes = {volume["name"] for volume in pod["volumes"]}
-        assert {mount["name"] for mount in one["volumeMounts"]} == volumes
-    subjects = [s for one in named("RoleBinding").values() for s in one["subjects"]]
-    assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
 
 
 def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

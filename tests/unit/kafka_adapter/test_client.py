@@ -237,13 +237,17 @@ def select_descriptors() -> Iterator[str]:
                 yield target
 
 
-def test_data_before_the_end_of_a_connection_is_read() -> None:
+def test_kafka_python_is_corrected_for_ends_of_connections_and_checksums() -> None:
     class Transport:
         def _sock_recv(self) -> tuple[bytes, Exception | None]:
             return b"why", OSError("hung up")
 
     kafka_python.deliver_data_before_eof(Transport)
     assert Transport()._sock_recv() == (b"why", None)
+    # Its values are those of RFC 3720, B.4; google-crc32c computes them.
+    zeros = memoryview(bytes(40))[8:]
+    assert default_records.calc_crc32c(zeros) == util.calc_crc32c(zeros) == 0x8A9136AA
+    assert default_records.calc_crc32c.__module__ == kafka_python.__name__
 
 
 def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[str]:
@@ -340,10 +344,3 @@ def test_a_forbidden_topic_takes_no_ends(within: float, monkeypatch: pytest.Monk
     assert found["open"] == {0: 7, 1: 7} and isinstance(found["secret"], MissingRight)
     alone = adapter.stable_ends_of({"secret": [0]})["secret"]
     assert "--operation Describe --topic secret" in str(alone)
-
-
-def test_the_checksum_of_a_batch_is_that_of_the_standard() -> None:
-    """Its values are those of RFC 3720, B.4; google-crc32c computes them."""
-    zeros = memoryview(bytes(40))[8:]
-    assert default_records.calc_crc32c(zeros) == util.calc_crc32c(zeros) == 0x8A9136AA
-    assert default_records.calc_crc32c.__module__ == kafka_python.__name__

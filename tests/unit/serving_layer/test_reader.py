@@ -76,7 +76,9 @@ def number(one: StreamLake, *arguments: str) -> int:
     return int(row["n"])
 
 
-def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
+def test_a_query_is_a_table_csv_json_or_parquet_and_a_failed_one_leaves_the_file(
+    one: StreamLake,
+) -> None:
     sql = f"SELECT n, kafka_offset FROM {one.name} WHERE n < 2 ORDER BY n"
     table = "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
     assert ask(one, sql).stdout == table
@@ -86,6 +88,13 @@ def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     out = one.folder / "r.parquet"
     assert ask(one, sql, "--output", "parquet", "--out", str(out)).exit_code == 0
     assert pq.read_table(out)["n"].to_pylist() == [0, 1]
+    late_out = one.folder / "r.csv"
+    late_out.write_text("before")
+    late = "SELECT CASE WHEN i = 300000 THEN error('late') ELSE i END FROM range(300001) t(i)"
+    done = ask(one, late, "--output", "csv", "--out", str(late_out))
+    assert (done.exit_code, late_out.read_text()) == (2, "before")
+    assert "late" in done.output
+    assert [path.name for path in one.folder.glob(".*.part")] == []
 
 
 def test_a_terminals_table_is_not_endless(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,16 +111,6 @@ def test_a_terminals_table_is_not_endless(one: StreamLake, monkeypatch: pytest.M
     assert " 4 " in shown.stdout and " 5 " not in shown.stdout
     assert "the first 5 rows" in shown.stderr
     assert " 999 " in ask(one, sql, "--limit", "0").stdout
-
-
-def test_a_query_that_fails_late_leaves_the_file_as_it_was(one: StreamLake) -> None:
-    out = one.folder / "r.csv"
-    out.write_text("before")
-    late = "SELECT CASE WHEN i = 300000 THEN error('late') ELSE i END FROM range(300001) t(i)"
-    done = ask(one, late, "--output", "csv", "--out", str(out))
-    assert (done.exit_code, out.read_text()) == (2, "before")
-    assert "late" in done.output
-    assert [path.name for path in one.folder.glob(".*.part")] == []
 
 
 def test_a_time_selects_the_snapshot_of_main_at_that_time(one: StreamLake) -> None:
@@ -244,7 +243,9 @@ def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> Non
     assert accepted_revisions(one.lake, one.stream, shown, [HOUR, NEXT], now) == {HOUR: 5}
 
 
-def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
+def test_a_handle_reads_rows_as_every_library_has_them(
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = anabranch.open("events", conf=one.folder)
     some = events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on")
     assert some.to_pydict() == {"n": [2, 3]}
@@ -262,6 +263,9 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
             events.arrow(**rows)
     with pytest.raises(AttributeError):
         _ = anabranch.nothing
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match="pip install polars"):
+        anabranch.open("events", conf=one.folder).polars()
 
 
 def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path) -> None:
@@ -313,9 +317,3 @@ def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
         "marks": pl.Map(pl.String(), pl.Int64()),
     }  # fmt: skip
     assert frame.to_dicts() == rows
-
-
-def test_missing_polars_is_named(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ConfigurationError, match="pip install polars"):
-        anabranch.open("events", conf=one.folder).polars()
