@@ -170,8 +170,7 @@ def test_offsets_in_no_source(name: str) -> None:
 
 def test_erased_records_close_the_account() -> None:
     account = replace(TRUE, good=Counted({0: 4, 1: 3}, 7), erased={0: 2})
-    assert not account.problems()
-    assert account.counts.erased == 2
+    assert not account.problems() and account.counts.erased == 2
     assert [p.erased for p in account.partitions.values()] == [2, None, None]
     [problem] = replace(account, erased={0: 1}).problems()
     assert problem.startswith("partition 0: expected") and problem.endswith("1 erased")

@@ -39,8 +39,7 @@ def test_the_suite_of_the_example_loads_whole_and_in_order() -> None:
     path = STREAMS / "game_events.expectations.yaml"
     suite = load_suite(path)
     raw = yaml.safe_load(path.read_text())["expectations"]
-    assert suite.name == "game_events"
-    assert len(suite.expectations) == 5
+    assert suite.name == "game_events" and len(suite.expectations) == 5
     found = [(e.type, e.kwargs, e.severity) for e in suite.expectations]
     assert found == [(e["type"], e["kwargs"], e["severity"]) for e in raw]
 

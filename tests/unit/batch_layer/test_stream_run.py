@@ -122,8 +122,7 @@ def test_places_share_their_sessions() -> None:
     with busy(of):
         for number in range(6):
             streams.add(f"s{number}", [(H[1], 1), (H[2], 1)])
-    assert len(streams.end_all()) == 12
-    assert streams.most <= 2
+    assert len(streams.end_all()) == 12 and streams.most <= 2
     assert len(streams.sessions) <= 2
 
 

@@ -192,8 +192,7 @@ def test_an_hour_to_be_decided_again_stays_in_the_state(monkeypatch: pytest.Monk
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
     before = of(30, timeline, accepted=accepted, branch_properties={})
     properties = accepted_properties(before, {H2: Accepted(1, CUTS[H2])})
-    assert H0 in properties[state.ACCEPTED]
-    assert H1 not in properties[state.ACCEPTED]
+    assert H0 in properties[state.ACCEPTED] and H1 not in properties[state.ACCEPTED]
     one = Accepted(3, CUTS[H0], True, (H1, H2))
     assert parse(Accepted, dump(one)) == one
     assert "unread" not in dump(Accepted(1, CUTS[H0]))

@@ -82,8 +82,7 @@ def test_reports_read_each_stream(submitted: Submitted) -> None:
 )  # fmt: skip
 def test_wrong_work_is_refused(submitted: Submitted, arguments: tuple[str, ...], said: str) -> None:
     given, done = submitted(*arguments)
-    assert (given, done.exit_code) == ([], 2)
-    assert said in done.output
+    assert (given, done.exit_code) == ([], 2) and said in done.output
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,7 @@ def test_plain_keeps_the_value(value: object, expected: object) -> None:
 def test_plain_and_text_keep_a_value_or_refuse_its_type() -> None:
     with pytest.raises(TypeError, match="found object"):
         output.plain(object())
-    assert output.text("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
-    assert output.text(None) == ""
+    assert output.text("a\nb\x1b[31m") == "a\\nb\\x1b[31m" and output.text(None) == ""
     assert output.text({"a": [1]}) == '{"a": [1]}'
 
 
@@ -94,8 +93,7 @@ def test_a_piped_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hour" + " " * 296 + "  count"
     assert lines[2] == "2026-11-21T03" + " " * 287 + "      7"
-    assert lines[3] == "[bold]日本"
-    assert lines[4] == long + "     12"
+    assert lines[3] == "[bold]日本" and lines[4] == long + "     12"
     hours = [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")]
     output.print_table(("hour", "rows"), hours)
     lines = capsys.readouterr().out.splitlines()

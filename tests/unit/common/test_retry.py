@@ -126,8 +126,7 @@ def test_pauses_are_random_capped_and_ended_by_a_stop(
 ) -> None:
     _retry(pause=timedelta(milliseconds=50)).call("stream s", _failing(*[Transient("away")] * 12))
     pauses = [float(value) for value in re.findall(r"in ([0-9.]+) s \(", caplog.text)]
-    assert len(pauses) == 12
-    assert max(pauses) <= 0.1
+    assert len(pauses) == 12 and max(pauses) <= 0.1
     monkeypatch.setattr("random.uniform", lambda _, high: high)
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
@@ -228,8 +227,7 @@ def test_pauses_are_random_capped_and_one_where_there_is_no_time(clock: Clock) -
     assert list(islice(doubling(0.05, 0.3), 5)) == [0.05, 0.1, 0.2, 0.3, 0.3]
     assert list(islice(doubling(2.0), 3)) == [2, 4, 8]
     pauses = list(islice(jitter(0.1), 200))
-    assert all(0 <= pause <= 0.1 for pause in pauses)
-    assert len(set(pauses)) > 100
+    assert all(0 <= pause <= 0.1 for pause in pauses) and len(set(pauses)) > 100
     assert list(attempts(repeat(1.0), seconds=0)) == [1]
 
 

@@ -45,8 +45,7 @@ def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
     stream = load_stream("s", conf)
     assert (stream.group, stream.format.type) == ("small", "json")
     assert [column.name for column in stream.columns] == ["id", "at"]
-    assert stream.event_time is not None
-    assert stream.event_time.past == timedelta(days=1)
+    assert stream.event_time is not None and stream.event_time.past == timedelta(days=1)
     assert stream.event_time.future == timedelta(hours=1)
     # A list replaces that of the defaults.
     assert stream.batch.allow_gaps == ("retention",)
@@ -57,7 +56,9 @@ def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
     assert (stream.archive, stream.group) == (None, None)
 
 
-def test_a_mistake_names_the_file_of_its_value_and_keeps_the_group_of_the_defaults(conf: Path) -> None:
+def test_a_mistake_names_the_file_of_its_value_and_keeps_the_group_of_the_defaults(
+    conf: Path,
+) -> None:
     write(conf, {"speed": {"trigger": "soon"}}, batch={"grace": "later"})
     said = refusal(conf).splitlines()
     expected = [f"{conf}/defaults.yaml: speed.trigger", f"{conf}/streams/s.yaml: batch.grace"]

@@ -479,8 +479,7 @@ def test_a_task_that_takes_too_long_or_fails_for_good_ends(parsed: Any) -> None:
 def test_a_streams_file_configures_airflow_and_its_targets(parsed: Any) -> None:
     hourly = parsed["dags"]["anabranch_hourly__game_events"]
     assert (hourly["catchup"], hourly["start"]) == (True, "2026-11-20T00:00:00+00:00")
-    assert hourly["owners"] == ["platform"]
-    assert "seconds=300" in hourly["waits"][0]
+    assert hourly["owners"] == ["platform"] and "seconds=300" in hourly["waits"][0]
     watch = parsed["dags"]["anabranch_speed_watch__game_events"]
     assert watch["arguments"] == {"watch": ["status", "game_events", "--late-after", "10 minutes"]}
     dag = parsed["dags"]["anabranch_hourly__game_events"]
@@ -492,8 +491,7 @@ def test_a_streams_file_configures_airflow_and_its_targets(parsed: Any) -> None:
 def test_the_files_are_parsed_quickly_and_those_beside_the_dags_without_a_folder(
     parsed: Any,
 ) -> None:
-    assert parsed["heavy"] == []
-    assert parsed["seconds"] < 2
+    assert parsed["heavy"] == [] and parsed["seconds"] < 2
     shipped = {f"anabranch_hourly__{name}" for name in stream_names(DAGS.parent / "conf")}
     assert shipped and shipped <= set(parsed["shipped"])
 

@@ -106,8 +106,7 @@ def test_mounted_files_exist_are_read_only_and_are_in_a_new_users_folder(tmp_pat
 
 def test_no_port_is_published_to_others_or_the_default_of_a_command() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert ports and all(port.startswith("127.0.0.1:") for port in ports)
     of_services = [str(service.get("ports")) for service in SERVICES.values()]
     published = {port for some in of_services for port in re.findall(r":-(\d+)\}", some)}
     options = [option for command in main.commands.values() for option in command.params]

@@ -143,8 +143,7 @@ def test_only_an_s3_server_with_a_listener_is_ready() -> None:
         assert s3_server.answers(port) is ready
         thread.join()
     port = processes.free_port()
-    assert not kafka_broker.answers(port)
-    assert not s3_server.answers(port)
+    assert not kafka_broker.answers(port) and not s3_server.answers(port)
 
 
 def test_properties_are_escaped_and_the_broker_forgets_nothing() -> None:

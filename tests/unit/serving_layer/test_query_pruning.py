@@ -218,8 +218,7 @@ def test_only_the_columns_that_the_sql_needs_are_read(beside: Beside) -> None:
     with open_query(sql, sources({NAME: beside.table})) as answer:
         answer.rows.read_all()
     [scan] = answer.files[0].scans
-    assert scan.columns == ("n",)
-    assert scan.condition == "(price > 1.00)"
+    assert scan.columns == ("n",) and scan.condition == "(price > 1.00)"
 
 
 def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> None:

@@ -118,8 +118,7 @@ def test_a_time_selects_the_snapshot_of_main_at_that_time(one: StreamLake) -> No
     while datetime.now(UTC) - before < timedelta(milliseconds=2):
         pass  # Snapshots are stamped in milliseconds.
     read(one, [event(0, 11, OPEN)], {0: 12})
-    assert number(one) == 12
-    assert number(one, "--as-of", before.isoformat()) == 11
+    assert number(one) == 12 and number(one, "--as-of", before.isoformat()) == 11
     assert number(one, "--as-of", f"{before.replace(tzinfo=None)}") == 11
     assert number(one, "--as-of", (before - timedelta(milliseconds=1)).isoformat()) == 10
 
@@ -165,8 +164,7 @@ def test_only_accepted_hours(one: StreamLake) -> None:
     assert number(one, "--only-accepted") == 4
     assert number(one, "--only-accepted", "--as-of", "main") == 4
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
-    assert number(one, "--only-accepted") == 9
-    assert number(one) == 10
+    assert number(one, "--only-accepted") == 9 and number(one) == 10
     acts.serve_hour(one.publisher, NEXT, "speed", "the rule is wrong")
     assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
     assert number(one, "--only-accepted", "--as-of", "batch") == 9

@@ -132,8 +132,7 @@ def test_accepted_hours_alone_then_all_others_however_many_at_once(
     one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = then_topic(one, only_accepted=True)
-    assert offsets(reading) == list(range(14))
-    assert reading.counts.rows == 10
+    assert offsets(reading) == list(range(14)) and reading.counts.rows == 10
     monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
     hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
     assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}

@@ -290,8 +290,7 @@ def test_a_view_is_a_group_by_always(tmp_path: Path, monkeypatch: pytest.MonkeyP
         story.happened["partials and rows of accepted hours"] += bool(hours.taken and hours.lacking)
         story.happened["forgotten hours read from partials"] += bool(forgotten)
     # The hazards happened.
-    assert min(story.happened.values()) > 0
-    assert len(story.happened) == 11
+    assert min(story.happened.values()) > 0 and len(story.happened) == 11
 
 
 def new_story(folder: Path, **views: Any) -> Story:
@@ -327,8 +326,7 @@ def taken(one: StreamLake) -> set[str]:
 
 
 def test_accepted_hours_are_read_from_partials_alone(one: StreamLake, view: View) -> None:
-    assert taken(one) == set()
-    assert fill(one.lake, one.stream, view) == 3
+    assert taken(one) == set() and fill(one.lake, one.stream, view) == 3
     hours = {shift(FIRST, n) for n in range(3)}
     assert taken(one) == hours
     sql = f"SELECT sum(events) FROM {one.stream.view_table(view)}"
@@ -376,8 +374,7 @@ def test_a_process_killed_while_filling_leaves_true_views(story: Story, step: St
         assert len(taken(one)) == (2 + landed if step.dies else 3)
         assert read(one, view) == grouped(one, view)
     fill(one.lake, one.stream, view)
-    assert len(taken(one)) == 3
-    assert read(one, view) == grouped(one, view)
+    assert len(taken(one)) == 3 and read(one, view) == grouped(one, view)
 
 
 def test_a_changed_definition_is_computed_again(one: StreamLake, view: View) -> None:
@@ -389,8 +386,7 @@ def test_a_changed_definition_is_computed_again(one: StreamLake, view: View) -> 
     ):
         other = replace(one, stream=with_views(per_minute=changed))
         [view] = other.stream.views
-        assert taken(other) == set()
-        assert read(other, view) == grouped(other, view)
+        assert taken(other) == set() and read(other, view) == grouped(other, view)
         wanted = table_schemas.partials_schema(other.stream, view)
         name = one.stream.partials_table(view)
         lacks = {*wanted.column_names} - {*one.lake.load(name).schema().column_names}
@@ -398,8 +394,7 @@ def test_a_changed_definition_is_computed_again(one: StreamLake, view: View) -> 
             with pytest.raises(Terminal, match="run `anabranch apply events`"):
                 fill(other.lake, other.stream, view)
             apply.evolve(one.lake, name, Columns(wanted, ""))
-        assert fill(other.lake, other.stream, view) == 3
-        assert len(taken(other)) == 3
+        assert fill(other.lake, other.stream, view) == 3 and len(taken(other)) == 3
         assert read(other, view) == grouped(other, view)
     aggregates = {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}  # type: ignore[dict-item]
     renamed = PER_MINUTE | {"aggregates": aggregates}
@@ -428,8 +423,7 @@ def test_a_branch_set_back_and_restated_is_not_what_it_was(story: Story, view: V
     assert one.state().accepted[FIRST].revision == 2
     assert taken(one) == {shift(FIRST, 1), shift(FIRST, 2)}
     assert read(one, view) == grouped(one, view)
-    assert fill(one.lake, one.stream, view) == 1
-    assert FIRST in taken(one)
+    assert fill(one.lake, one.stream, view) == 1 and FIRST in taken(one)
     assert read(one, view) == grouped(one, view)
 
 
@@ -499,8 +493,7 @@ def test_the_handle_reads_a_view(one: StreamLake) -> None:
     handle = StreamTable(reader(one), one.stream, Selection())
     view = handle.view("per_minute")
     rows = len(read(one, one.stream.views[0]))
-    assert view.arrow().num_rows == rows
-    assert len(view.pandas()) == rows
+    assert view.arrow().num_rows == rows and len(view.pandas()) == rows
     assert view.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
     assert view.arrow(where="events > 1000").num_rows == 0
     found = r"one of its views \(per_minute\), found 'hourly'"
@@ -554,8 +547,7 @@ def test_maintenance_removes_unreferenced_files_of_views_alone(one: StreamLake, 
     orphans = {file.path.rpartition("/")[2] for file in done.orphans[name]}
     assert orphans >= {file.file_path.rpartition("/")[2] for file in never_named}
     assert name in done.expired
-    assert len(taken(one)) == 3
-    assert read(one, view) == before
+    assert len(taken(one)) == 3 and read(one, view) == before
 
 
 def test_few_snapshots_of_partials_stay(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,8 +323,7 @@ def test_many_micro_batches_leave_few_files(lake: StreamLake, rolling: Compactio
     rolling.finish()
     state = lake.state()
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(51)]
-    assert files(lake) == files(lake, "speed")
-    assert len(files(lake)) < 16
+    assert files(lake) == files(lake, "speed") and len(files(lake)) < 16
     assert len(stored(lake)) >= 1
     assert (state.position, state.timeline, state.content, state.merged, state.accepted) == (
         before.position, before.timeline, before.content, before.merged, before.accepted,
@@ -337,8 +336,7 @@ def test_an_ended_hour_that_waits_is_one_file(lake: StreamLake, rolling: Compact
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
     lake.serve([(NEXT, 0, 5)], {0: 6}, timeline=sealed)
-    assert has_ended(lake.state(), FIRST)
-    assert not has_ended(lake.state(), NEXT)
+    assert has_ended(lake.state(), FIRST) and not has_ended(lake.state(), NEXT)
     rolling.finish()
     assert len(files(lake)) == len(files(lake, "speed")) == 1
     assert lake.rows("main") == [*((FIRST, 0, i) for i in range(5)), (NEXT, 0, 5)]
@@ -445,8 +443,7 @@ def test_rows_that_are_not_read_back_as_they_were_are_not_published(
     monkeypatch.setattr(rewriting, "groups_by_size", changed)
     with pytest.raises(Terminal, match=found):
         rolling.finish()
-    assert files(lake) == before
-    assert not stored(lake)
+    assert files(lake) == before and not stored(lake)
 
 
 def test_a_file_with_other_rows_than_its_manifest_entry_is_not_copied(lake: StreamLake) -> None:
@@ -476,8 +473,7 @@ def test_a_file_that_cannot_be_compacted_does_not_stop_the_stream(
     rolling.finish()
     rolling.published(PASS_AFTER)
     assert rolling._work is None, "it looks no more"
-    assert len(files(lake)) == 10
-    assert not stored(lake)
+    assert len(files(lake)) == 10 and not stored(lake)
 
 
 def test_two_streams_compact_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,8 +530,7 @@ def test_an_old_compaction_is_discarded(
     ahead = timedelta(minutes=11)
     rolling._began -= timedelta(minutes=0 if by_clock else 10)
     rolling.published(0)
-    assert not stored(lake)
-    assert len(files(lake)) == 10
+    assert not stored(lake) and len(files(lake)) == 10
     assert is_stale(NOW, NOW + timedelta(minutes=10))
     assert is_stale(NOW, NOW - timedelta(seconds=1)), "a clock that was set back says nothing"
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
@@ -566,10 +561,8 @@ def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
         state = new_state(timeline, {0: 5}, **(defaults | values))
         return plan_replacement(state, done, there, NOW, NOW, "id")
 
-    assert planned() is not None
-    assert planned(retained_hours=(FIRST,)) is None
-    assert planned(overrides={FIRST: "batch"}) is None
-    assert planned(merged={}) is None
+    assert planned() is not None and planned(retained_hours=(FIRST,)) is None
+    assert planned(overrides={FIRST: "batch"}) is None and planned(merged={}) is None
     assert planned(accepted={FIRST: Accepted(1, Cut("t", {0: (0, 5)}))}) is None
     there = {FIRST: {}}
     assert planned() is None

@@ -152,8 +152,7 @@ def test_a_lost_table_is_first(lake: StreamLake, registry: Answering, tmp_path: 
     assert names(planned.stream) == ["id", "n", "colour"]
     new = f"subject events-value version 1: new column colour of {file.table}, string"
     assert planned.changes == (new,)
-    assert register_table(file, lost) == []
-    assert register_table(lake.stream, lost) == []
+    assert register_table(file, lost) == [] and register_table(lake.stream, lost) == []
 
 
 def test_a_table_takes_a_version_up_once_and_is_not_read_again(
