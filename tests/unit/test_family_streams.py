@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conf_folders import write_environment
+from conf_folders import write_environment, write_stream
 from lakes import DDL, new_lake
 from waiting import wait_for
 
@@ -21,15 +21,11 @@ from serving_layer.reader import open_reader
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A family with a table of one topic, a table of another program's stream, no Kafka."""
     monkeypatch.setattr(family_streams, "KAFKA_S", 0.5)
-    (tmp_path / "streams").mkdir()
     new_lake(tmp_path, name="app_orders")
     new_lake(tmp_path, name="other")
-    family = {
-        "topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}", "schema": DDL,
-        "key": "id",
-    }  # fmt: skip
-    (tmp_path / "streams" / "app.yaml").write_text(yaml.safe_dump(family))
     write_environment(tmp_path)
+    family = {"topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}"}
+    write_stream(tmp_path, "app", topic=None, schema=DDL, **family)
     return tmp_path
 
 
@@ -54,41 +50,26 @@ def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -
         anabranch.open("app_new", conf=conf)
 
 
-def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
-    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
-    before = families.members()
-    file = conf / "streams" / "app.yaml"
-    right = file.read_text()
-    file.write_text(right.replace("key: id", "key: missing"))
-
-    def is_read() -> bool:
-        return families.members() is not before and list(families.broken) == ["app"]
-
-    wait_for(is_read, "the mistake to be read")
-    topics = {name: member.topic for name, member in families.members().items()}
-    assert topics == {"app_orders": "app_orders"}
-    file.write_text(right.replace("app_(.*)", "other_(.*)"))
-    wait_for(lambda: not families.members(), "the file that matches no topic to be read")
-    assert families.broken == {}
-    families.close()
-
-
-def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
+def test_members_stay_while_their_familys_file_is_wrong_or_empty(conf: Path) -> None:
     families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
     assert list(families.members()) == ["app_orders"]
     file = conf / "streams" / "app.yaml"
     right = file.read_text()
 
     def is_kept() -> bool:
-        return list(families.members()) == ["app_orders"] and list(families.broken) == ["app"]
+        topics = {name: member.topic for name, member in families.members().items()}
+        return topics == {"app_orders": "app_orders"} and list(families.broken) == ["app"]
 
-    for empty in ("", "# later\n", right.replace("topics:", "topic:")):
-        file.write_text(empty)
-        wait_for(is_kept, "the empty file to be read")
-        assert "app.yaml" in str(families.broken["app"])
-        assert list(families.members()) == ["app_orders"]
+    unknown, missing = right.replace("topics:", "topic:"), right.replace("key: id", "key: missing")
+    for wrong in ("", "# later\n", unknown, missing):
+        file.write_text(wrong)
+        wait_for(is_kept, "the wrong file to be read")
+        assert "app.yaml" in str(families.broken["app"]) and is_kept()
         file.write_text(right)
         wait_for(lambda: families.members() and not families.broken, "the whole file to be read")
+    file.write_text(right.replace("app_(.*)", "other_(.*)"))
+    wait_for(lambda: not families.members(), "the file that matches no topic to be read")
+    assert families.broken == {}
     file.unlink()
     assert families.members() == {} and families.broken == {}
     assert families.read_members == {}

@@ -1,8 +1,6 @@
 """A suite's file loads whole or not at all; what the gate says of a failed expectation."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -60,13 +58,6 @@ def test_entries_have_defaults_and_ours_are_like_the_others(tmp_path: Path) -> N
     assert found == [(SPEED, {"min_ratio": 0.99}, "warning"), of_previous]
 
 
-def test_importing_the_gate_leaves_great_expectations_alone() -> None:
-    code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "False"
-
-
 def test_packages_of_few_expectations_are_imported_on_first_use() -> None:
     great_expectations()
     import altair
@@ -119,7 +110,7 @@ def test_a_failed_expectation_is_one_sentence(recorded: Callable[[Any], None]) -
     recorded(said)
 
 
-def test_the_verdict_is_json_whatever_was_observed() -> None:
+def test_the_verdict_is_json_whatever_was_observed(recorded: Callable[[Any], None]) -> None:
     seen = [
         Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00",
         {"a": (1, None)}, True, 0.5,
@@ -127,20 +118,8 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
     kwargs = {"column": "c", "min_value": date(2026, 1, 1)}
     expected = Expectation(type="expect_table_x", kwargs=kwargs)
     entry = describe_failure(expected, {"observed_value": seen, "unexpected_count": 7}, None)
-    message = entry.pop("message")
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
-    assert entry == {
-        "type": "expect_table_x",
-        "kwargs": {"column": "c", "min_value": "2026-01-01"},
-        "observed": [
-            "1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5,
-        ],
-        "unexpected_count": 7,
-        "element_count": None,
-        "rows": [],
-        "severity": "critical",
-    }  # fmt: skip
-    assert isinstance(message, str)
+    recorded(entry)
 
 
 FOUND_AT = [{"player": "p-4711", "kafka_partition": 1, "kafka_offset": 3}]
@@ -228,19 +207,3 @@ def test_an_expectation_of_ours_bounds_the_row_count(
         assert planned.applies is ((planned.min_value, planned.max_value) != (None, None))
         meant.append(f"{planned.min_value} to {planned.max_value}: {planned.basis}")
     recorded(meant)
-
-
-@pytest.mark.parametrize(
-    ("type_", "kwargs", "expected"),
-    [
-        (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
-        (SPEED, {"min_ratio": 2, "max_ratio": 1}, "min_ratio up to max_ratio, found 2.0 above 1.0"),
-        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"min_days up to days \(2\), found 3"),
-    ],
-)  # fmt: skip
-def test_an_expectation_of_ours_is_checked_like_the_others(
-    type_: str, kwargs: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    """mistakes.yaml has those of one value."""
-    with pytest.raises(ConfigurationError, match=expected):
-        load_suite(_file(tmp_path, {"type": type_, "kwargs": kwargs}))

@@ -110,25 +110,12 @@ OUTCOMES = [
     StreamOutcome("bug", (), errors.Unexpected("a bug")),
     StreamOutcome("idle"),
 ]
-CODES = {
-    "good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "broken": 2, "bug": 70,
-    "idle": 0,
-}  # fmt: skip
 
 
-def test_the_output_names_each_hour_error_and_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_each_hour_error_and_code(
+    capsys: pytest.CaptureFixture[str], recorded: Callable[[Any], None]
+) -> None:
     print_outcomes(OUTCOMES, {HOUR}, "json", "to rebuild")
-    streams = json.loads(capsys.readouterr().out)["streams"]
-    views: dict[str, Any] = {view["stream"]: view for view in streams}
-    assert {name: view["exit_code"] for name, view in views.items()} == CODES
-    refused = [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]]
-    assert refused == [(HOUR, "refused", "too few rows")]
-    assert {name: view["error"] for name, view in views.items() if view["error"]} == {
-        "away": "Kafka did not answer", "recreated": "another topic", "broken": "no such key", "bug": "a bug",
-    }  # fmt: skip
+    recorded(json.loads(capsys.readouterr().out))
     print_outcomes(OUTCOMES, {HOUR}, "text", "to rebuild")
-    text = capsys.readouterr().out
-    for words in ("too few rows", "Kafka did not answer", "no hour to rebuild"):
-        assert words in text
-    lines = [line.split() for line in text.splitlines()]
-    assert ["away", "failed"] in [line[:2] for line in lines]
+    recorded(capsys.readouterr().out.splitlines())

@@ -250,30 +250,21 @@ def test_kafka_python_is_corrected_for_ends_of_connections_and_checksums() -> No
     assert default_records.calc_crc32c.__module__ == kafka_python.__name__
 
 
-def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[str]:
+def installed_with(
+    package: str, extras: frozenset[str], found: set[tuple[str, frozenset[str]]]
+) -> set[str]:
     """Return the packages that installing `package` brings, by those installed here."""
-    found: set[str] = set()
-    waiting = [(package, extras)]
-    seen = set(waiting)
-    while waiting:
-        name, wanted = waiting.pop()
-        found.add(name)
-        for text in metadata.requires(name) or []:
-            requirement = Requirement(text)
-            if any(
-                requirement.marker is None or requirement.marker.evaluate({"extra": e})
-                for e in (wanted or {""})
-            ):
-                needed = (requirement.name.lower(), frozenset(requirement.extras))
-                if needed not in seen:
-                    seen.add(needed)
-                    waiting.append(needed)
-    return found
+    if (package, extras) not in found:
+        found.add((package, extras))
+        for one in map(Requirement, metadata.requires(package) or []):
+            if any(one.marker is None or one.marker.evaluate({"extra": e}) for e in extras or {""}):
+                installed_with(one.name.lower(), frozenset(one.extras), found)
+    return {name for name, _ in found}
 
 
 def test_an_installation_has_the_package_of_each_codec() -> None:
     """The development environment may have one of them only because another tool brings it."""
-    installed = installed_with("anabranch")
+    installed = installed_with("anabranch", frozenset(), set())
     assert set(kafka_python.CODEC_PACKAGES.values()) <= installed
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     declared = {one.name: one.extras for one in map(Requirement, project["dependencies"])}
