@@ -52,9 +52,7 @@ def test_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, of
     assert share(lake, span) == offsets / BY_WORKERS
 
 
-def test_offsets_of_a_topic_set_back_of_an_archive_and_behind_accepted_hours(
-    lake: StreamLake,
-) -> None:
+def test_offsets_of_a_topic_set_back_of_an_archive_and_of_accepted_hours(lake: StreamLake) -> None:
     assert share(lake, None, records=3) == 30 / BY_WORKERS
     archive = Archive.model_validate({"raw": "30 days"})
     archived = replace(lake, stream=lake.stream.model_copy(update={"archive": archive}))

@@ -198,9 +198,7 @@ BOUNDS: list[tuple[str, dict[str, Any], RowCountBaseline]] = [
 ]
 
 
-def test_an_expectation_of_ours_bounds_the_row_count(
-    recorded: Callable[[Any], None],
-) -> None:
+def test_an_expectation_of_ours_bounds_the_row_count(recorded: Callable[[Any], None]) -> None:
     meant = []
     for type_, kwargs, known in BOUNDS:
         planned = plan_bounds(type_, kwargs, known)

@@ -46,9 +46,7 @@ def test_wrong_ports_are_refused_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_home_is_one_from_any_folder_and_shows_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_is_one_and_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
     stack = services.Services(services.Home(tmp_path), 1, 2, "key", "s3cr3t")

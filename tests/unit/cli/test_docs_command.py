@@ -61,9 +61,7 @@ def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> 
 README = ROOT / "anabranch" / "starter_files" / "README.md"
 
 
-def test_the_current_folder_is_filled_and_no_readme_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_filled_but_no_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     printed = said("init")
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()

@@ -44,9 +44,7 @@ def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
         parse(value)
 
 
-def test_a_step_is_armed_by_itself_at_its_nth_time_and_a_lost_answer_is_a_broken_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_is_armed_by_itself_at_its_nth_time(monkeypatch: pytest.MonkeyPatch) -> None:
     armed = parse("speed.staged:2")
     reached = (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)
     assert [armed.is_now(step) for step in reached] == [False, False, True, False]

@@ -80,7 +80,7 @@ def test_a_job_that_publishes_and_dies_again_is_unhealthy(tmp_path: Path) -> Non
         assert fault(301.0) is None
 
 
-def test_a_file_is_one_jobs_and_in_a_folder_that_exists(
+def test_a_file_is_one_jobs_and_in_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.2)

@@ -34,9 +34,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_an_event_has_its_processs_and_threads_fields_and_those_of_every_event(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_event_has_fields_of_process_thread_and_all(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(as_json=True)
     of_process(stream="events", layer="batch")
 

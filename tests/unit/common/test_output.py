@@ -185,9 +185,7 @@ def test_json_and_parquet_are_the_table(
     assert pq.read_table(io.BytesIO(capsysbinary.readouterr().out)).equals(RESULT)
 
 
-def test_where_a_result_cannot_be_written_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_place_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigurationError, match="found a terminal"):
         output.write_result(RESULT.to_reader(), "parquet")

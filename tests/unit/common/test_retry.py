@@ -149,9 +149,7 @@ def test_progress_resets_the_count_of_unexplained_errors_and_an_outage_does_not(
     assert _growing(_failing(*[unknown] * (3 * UNEXPLAINED_TRIES)), lambda: True) == "done"
 
 
-def test_an_error_that_is_permanent_or_stays_unexplained_ends_the_job(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_permanent_or_unexplained_error_ends_the_job(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Unexpected, match="OverflowError: date value out of range"):
         _retry().call("stream s", _failing(OverflowError("date value out of range")))
     assert not caplog.records

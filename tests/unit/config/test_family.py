@@ -82,9 +82,7 @@ def test_topics_that_are_excluded_or_have_a_file_of_their_own_are_no_members(con
     assert list(config.expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
 
 
-def test_groups_are_numbered_and_named_and_a_member_stays_when_its_topic_is_gone(
-    conf: Path,
-) -> None:
+def test_groups_are_numbered_or_named_and_members_stay_without_topics(conf: Path) -> None:
     known = {"app_orders": "app-orders", "app_users": "app-users"}
     members = config.expand([family(conf)], ["app-users"], (), known)
     found = {name: (m.topic, m.is_gone) for name, m in members.items()}
@@ -157,9 +155,7 @@ def test_a_family_is_no_stream_and_its_streams_have_it(conf: Path) -> None:
     assert config.families_of(streams, conf) == {"app_x": "app"}
 
 
-def test_members_are_selected_as_streams_are_and_topics_are_requested_for_them_alone(
-    conf: Path,
-) -> None:
+def test_members_are_selected_as_streams_are_and_requested_for_them(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 

@@ -133,9 +133,7 @@ def test_a_registry_has_servers_and_a_user(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(own)
 
 
-def test_values_read_the_environment_once_and_stay(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_TOPIC", "from_outside")
     monkeypatch.delenv("TEST_UNSET", raising=False)
     loaded = stream(conf, topic='"${TEST_TOPIC}"', table='"${TEST_UNSET:-games}.t_${TEST_TOPIC}"')

@@ -56,9 +56,7 @@ def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
     assert (stream.archive, stream.group) == (None, None)
 
 
-def test_a_mistake_names_the_file_of_its_value_and_keeps_the_group_of_the_defaults(
-    conf: Path,
-) -> None:
+def test_a_mistake_names_the_file_of_its_value_and_keeps_the_group(conf: Path) -> None:
     write(conf, {"speed": {"trigger": "soon"}}, batch={"grace": "later"})
     said = refusal(conf).splitlines()
     expected = [f"{conf}/defaults.yaml: speed.trigger", f"{conf}/streams/s.yaml: batch.grace"]

@@ -51,7 +51,7 @@ def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, 
     assert list(broken(selected)) == ["a"]
 
 
-def test_a_wrong_file_elsewhere_is_left_out_and_no_file_at_all_refused(
+def test_wrong_files_elsewhere_and_no_file_at_all(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)

@@ -416,9 +416,7 @@ def test_the_dags_of_a_wrong_file_fail_with_the_mistake(parsed: Any, stream: str
     assert parsed["dags"][f"anabranch_hourly__{stream}"]["schedule"] == "0 * * * *"
 
 
-def test_a_groups_run_has_the_grace_and_assets_of_its_streams_and_fails_for_a_wrong_file(
-    parsed: Any,
-) -> None:
+def test_a_groups_run_has_its_streams_assets_and_fails_for_a_wrong_file(parsed: Any) -> None:
     dag = parsed["dags"]["anabranch_hourly_group__small"]
     assert dag["downstream"]["configuration__outlier"] == []
     [[_, message]] = dag["mistakes"]
@@ -488,9 +486,7 @@ def test_a_streams_file_configures_airflow_and_its_targets(parsed: Any) -> None:
     assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
 
 
-def test_the_files_are_parsed_quickly_and_those_beside_the_dags_without_a_folder(
-    parsed: Any,
-) -> None:
+def test_files_are_parsed_quickly_and_by_default_those_beside_the_dags(parsed: Any) -> None:
     assert parsed["heavy"] == [] and parsed["seconds"] < 2
     shipped = {f"anabranch_hourly__{name}" for name in stream_names(DAGS.parent / "conf")}
     assert shipped and shipped <= set(parsed["shipped"])

@@ -39,9 +39,7 @@ def of(records: list[ProducerRecord], *kinds: str) -> list[ProducerRecord]:
     return [record for record in records if record.kind in kinds]
 
 
-def test_the_same_arguments_give_the_same_records_which_ascend_evenly(
-    dirty: list[ProducerRecord],
-) -> None:
+def test_the_same_arguments_give_the_same_even_records(dirty: list[ProducerRecord]) -> None:
     assert list(generate(20_000, 7, START, END, dirty=True)) == dirty
     stamps = [record.timestamp_ms for record in dirty]
     assert stamps == sorted(stamps)

@@ -22,9 +22,7 @@ def server() -> Iterator[Answering]:
         yield answering
 
 
-def test_a_schema_is_requested_once_and_an_unknown_or_impossible_id_by_need(
-    server: Answering,
-) -> None:
+def test_a_schema_is_requested_once_and_an_impossible_id_never(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
     assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"')

@@ -192,9 +192,7 @@ def test_without_keys_of_aws_the_keys_to_check_are_named(no_keys: Path) -> None:
         aws_client(**{"aws.profile": "kafka"})
 
 
-def test_a_role_is_assumed_once_for_many_and_again_later(
-    no_keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_is_assumed_once_then_again(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moto import mock_aws
 
     no_keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")

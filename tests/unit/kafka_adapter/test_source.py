@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from anabranch import config
 from anabranch.kafka import source
@@ -56,38 +55,14 @@ def test_a_timestamp_out_of_range_is_null(millis: int, moment: datetime | None) 
     assert source.time_of(millis) == moment
 
 
-# The options with which Spark reads Kafka.
-
-KAFKA = config.Kafka(bootstrap_servers="127.0.0.1:1")
-
-
-class Recorded:
-    """Takes a reader's options, and reads nothing."""
-
-    def __init__(self) -> None:
-        self.options_: dict[str, str] = {}
-        self.read = self
-
-    def format(self, name: str) -> Recorded:
-        return self
-
-    def options(self, **given: str) -> Recorded:
-        self.options_ |= given
-        return self
-
-    def option(self, name: str, value: str) -> Recorded:
-        self.options_[name] = value
-        return self
-
-    def load(self) -> Any:
-        return self.options_
-
-
-def test_a_partition_that_does_not_answer_delays_many_topics_for_less_than_a_topic_alone() -> None:
-    spark = cast(SparkSession, Recorded())
-    alone: Any = source.read_ranges(spark, KAFKA, "t", {0: (0, 1)})
+def test_a_silent_partition_delays_many_topics_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "_read", lambda _, options, ranges: options)
+    kafka, spark = config.Kafka(bootstrap_servers="127.0.0.1:1"), cast(Any, None)
+    alone: Any = source.read_ranges(spark, kafka, "t", {0: (0, 1)})
     assert alone["kafkaConsumer.pollTimeoutMs"] == "60000"
-    joint: Any = source.read_topics(spark, KAFKA, {"t": {0: (0, 1)}}, "g")
+    joint: Any = source.read_topics(spark, kafka, {"t": {0: (0, 1)}}, "g")
     waits = int(joint["kafkaConsumer.pollTimeoutMs"])
     # A request that is lost is sent again in the meantime.
     assert int(joint["kafka.request.timeout.ms"]) < waits <= 15_000

@@ -44,9 +44,7 @@ def test_each_document_of_an_answer_has_its_own_fate() -> None:
         read_answer(DOCUMENTS, {"items": items[:4]})
 
 
-def test_a_document_of_a_shard_without_an_answer_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_document_of_a_shard_without_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # After a restore, its deletion would be left out, and a later reading's document would stay.
     index = Index(config.SearchCluster(url="http://search:9200"), "events")
     missing = {"_id": "t:0:2", "found": False}

@@ -76,9 +76,7 @@ def number(one: StreamLake, *arguments: str) -> int:
     return int(row["n"])
 
 
-def test_a_query_is_a_table_csv_json_or_parquet_and_a_failed_one_leaves_the_file(
-    one: StreamLake,
-) -> None:
+def test_a_query_is_a_table_csv_json_or_parquet_or_leaves_the_file(one: StreamLake) -> None:
     sql = f"SELECT n, kafka_offset FROM {one.name} WHERE n < 2 ORDER BY n"
     table = "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
     assert ask(one, sql).stdout == table
@@ -241,9 +239,7 @@ def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> Non
     assert accepted_revisions(one.lake, one.stream, shown, [HOUR, NEXT], now) == {HOUR: 5}
 
 
-def test_a_handle_reads_rows_as_every_library_has_them(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handles_read_rows_by_any_library(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     events = anabranch.open("events", conf=one.folder)
     some = events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on")
     assert some.to_pydict() == {"n": [2, 3]}

@@ -110,9 +110,7 @@ def next_offsets(reading: Iterator[Any], count: int) -> list[int]:
     return sorted(found)
 
 
-def test_each_record_once_with_the_columns_of_the_table_and_those_selected(
-    one: StreamLake, log: Log
-) -> None:
+def test_each_record_once_with_the_tables_or_selected_columns(one: StreamLake, log: Log) -> None:
     reading = then_topic(one)
     batches = list(reading)
     assert offsets(batches) == list(range(14))
@@ -162,9 +160,7 @@ def test_following_continues_at_the_end(one: StreamLake, log: Log) -> None:
         next(reading)
 
 
-def test_dead_letters_and_offsets_that_kafka_has_deleted_are_counted(
-    one: StreamLake, log: Log
-) -> None:
+def test_dead_letters_and_deleted_offsets_are_counted(one: StreamLake, log: Log) -> None:
     log.starts = {0: 9}
     reading = then_topic(one)
     assert offsets(reading) == [o for o in range(14) if o not in (7, 8)]
@@ -260,7 +256,7 @@ def test_a_live_query_keeps_no_records_and_no_dead_letters(one: StreamLake, log:
 )
 def test_an_erasure_leaves_out_what_it_covers(
     monkeypatch: pytest.MonkeyPatch, hour: str, partition: int, offset: int, id: str | None,
-    is_gone: bool,
+    is_gone: bool
 ) -> None:  # fmt: skip
     key = Key(b"secret")
     hashed = HashedValues("id", key, frozenset({key.hash("id", "gone")}), {0: (10, 12)})

@@ -431,7 +431,7 @@ def test_a_file_of_a_requested_commit_is_never_deleted(
 )
 def test_rows_that_are_not_read_back_as_they_were_are_not_published(
     lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pa.Table], pa.Table], found: str,
+    change: Callable[[pa.Table], pa.Table], found: str
 ) -> None:  # fmt: skip
     publish(lake, 10)
     before, real = files(lake), rewriting.groups_by_size
@@ -519,9 +519,7 @@ def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
 
 
 @pytest.mark.parametrize("by_clock", [False, True], ids=["this process", "the table's clock"])
-def test_an_old_compaction_is_discarded(
-    lake: StreamLake, rolling: Compaction, by_clock: bool
-) -> None:
+def test_an_old_one_is_discarded(lake: StreamLake, rolling: Compaction, by_clock: bool) -> None:
     ahead = timedelta()
     if by_clock:
         lake.lake.__dict__["clock"] = SimpleNamespace(now=lambda *_: datetime.now(UTC) + ahead)

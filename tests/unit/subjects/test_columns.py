@@ -89,9 +89,7 @@ NO_COLUMN_OF_AVRO: list[Any] = [
 
 
 @pytest.mark.parametrize("name", ["Avro", "JSON Schema"])
-def test_what_is_no_column_is_refused_by_its_path(
-    name: str, recorded: Callable[[Any], None]
-) -> None:
+def test_what_is_no_column_is_refused_by_path(name: str, recorded: Callable[[Any], None]) -> None:
     said = []
     for schema in NO_COLUMN_OF_AVRO if name == "Avro" else NO_COLUMN_OF_JSON:
         with pytest.raises(NotAColumn) as refused:

@@ -37,9 +37,7 @@ def test_a_finding_has_its_line(words: ModuleType, source: str, found: object) -
     assert sorted((f.line, f.found) for f in words.check_python("a.py", source)) == found
 
 
-def test_pages_are_checked_outside_of_code_and_missing_ones_named(
-    words: ModuleType, tmp_path: Path
-) -> None:
+def test_pages_are_checked_without_code_and_if_there(words: ModuleType, tmp_path: Path) -> None:
     page = "# Title\n\n```\nnobody\n```\n\n`told` is a name.\nThe table is read anew.\n"
     assert [(f.line, f.found) for f in words.check_page("a.md", page)] == [(8, "anew")]
     assert [f.found for f in words.check(["moved.md"], tmp_path)] == ["none"]
