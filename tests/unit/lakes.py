@@ -120,8 +120,7 @@ class StreamLake:
 
     def stage(self, rows: Iterable[Row], wap_id: str | None = None) -> Staged:
         """Rows in files of their own and one snapshot that no branch points to."""
-        values = [event(p, o, hour) for hour, p, o in rows]
-        return stage(self.lake, self.name, values, wap_id)
+        return stage(self.lake, self.name, [event(p, o, hour) for hour, p, o in rows], wap_id)
 
     def stage_dead(
         self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True

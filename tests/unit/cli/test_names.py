@@ -37,8 +37,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 def change(conf: Path, **values: Any) -> None:
-    schema = {"schema": "id STRING NOT NULL, at TIMESTAMP"}
-    write_stream(conf, "events", **schema | values)
+    write_stream(conf, "events", **{"schema": "id STRING NOT NULL, at TIMESTAMP"} | values)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

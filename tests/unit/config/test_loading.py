@@ -114,8 +114,7 @@ def test_plain_protobuf_and_raw_bytes(conf: Path) -> None:
     loaded = stream(conf, format=form)
     assert loaded.format.descriptor == conf / "streams" / "shop.desc"
     assert not loaded.format.needs_registry
-    columns = "key STRING, value BINARY NOT NULL"
-    raw = stream(conf, format="raw", schema=columns, key="[key, value]")
+    raw = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
     assert [(c.name, c.type) for c in raw.columns] == [("key", "string"), ("value", "binary")]
 
 

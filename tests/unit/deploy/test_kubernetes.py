@@ -199,8 +199,7 @@ def test_the_program_of_an_executor_passes_what_spark_gives_it(tmp_path: Path) -
     }  # fmt: skip
     env = {f"SPARK_{name}": value for name, value in given.items()}
     env |= {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    printed = subprocess.check_output([FOLDER / "executor"], env=env, text=True)
-    assert printed.splitlines() == [
+    assert subprocess.check_output([FOLDER / "executor"], env=env, text=True).splitlines() == [
         "-Da=one two", "-Db=$HOME", "-Xms1024m", "-Xmx1024m", "-cp", "/site/pyspark/jars/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         "--driver-url", given["DRIVER_URL"], "--executor-id", "1", "--cores", "2", "--app-id", "spark-1",
