@@ -37,8 +37,7 @@ def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
 
 def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     """The batch layer publishes the next revision of an hour, with so many of its rows."""
-    state = lake.state()
-    before = state.accepted.get(hour)
+    before = lake.state().accepted.get(hour)
     revision = before.revision + 1 if before is not None else 1
     staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
     state = lake.state()
