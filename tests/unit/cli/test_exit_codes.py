@@ -48,7 +48,9 @@ _IDS = [type(error).__name__ for error, _ in ENDS]
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_job_ends_with_the_exit_code_of_its_error(error: Exception, code: int) -> None:
+def test_a_job_and_a_command_end_with_the_exit_code_of_an_error(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(_: Sequence[str]) -> int:
         raise error
 
@@ -56,9 +58,6 @@ def test_a_job_ends_with_the_exit_code_of_its_error(error: Exception, code: int)
         job.main(run, [])
     assert ended.value.code == code
 
-
-@pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_commands_exit_code(error: Exception, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise error
 
@@ -70,21 +69,20 @@ def test_a_commands_exit_code(error: Exception, code: int, monkeypatch: pytest.M
     assert ("Traceback" in done.output) is (code == 70)
 
 
-def test_a_file_of_acknowledgements_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "missing" / "acks.jsonl"
-    command = ["dev", "produce", "game_events", "--events", "1", "--acks", str(file)]
-    result = CliRunner().invoke(cli.main, command)
-    assert result.exit_code == 2
-    assert "--acks" in result.stderr and f"'{file}': No such file or directory" in result.stderr
-
-
-def test_no_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_and_no_file_of_acknowledgements_are_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hazard: spark-submit ends with 1 there, and so would the command that became it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(errors.ConfigurationError, match="expected JAVA_HOME or a java") as raised:
         submit(new_environment(tmp_path), [])
     assert raised.value.exit_code == 2
+    file = tmp_path / "missing" / "acks.jsonl"
+    command = ["dev", "produce", "game_events", "--events", "1", "--acks", str(file)]
+    result = CliRunner().invoke(cli.main, command)
+    assert result.exit_code == 2
+    assert "--acks" in result.stderr and f"'{file}': No such file or directory" in result.stderr
 
 
 def test_a_restatement_beside_an_hour_is_no_verdict_on_it() -> None:

@@ -65,7 +65,9 @@ def _assert_each_names(done: Result, seconds: float, service: str) -> None:
         assert view["error"] in done.stderr
 
 
-def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None:
+def test_a_kafka_that_hangs_is_named_for_each_stream_that_needs_it(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _assert_each_names(*_run(conf, "status", "--output", "json"), "Kafka")
     # Hours need no Kafka.
     done, _ = _run(conf, "hours", "--output", "json")
@@ -74,6 +76,16 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
     assert states == ["sealed", *["accepted"] * 3]
     done, _ = _run(conf, "hours", "s0", "s1")
     assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
+    _assert_each_names(*_run(conf, "audit", "--output", "json"), "Kafka")
+    monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 60.0)
+    maintenance = ["maintain", "--all"]
+    for command in ([*maintenance, "--dry-run"], maintenance, ["audit", "--no-kafka"]):
+        done, _ = _run(conf, *command, "--output", "json")
+        assert [view["stream"] for view in json.loads(done.stdout)] == NAMES, done.output
+        assert not [view for view in json.loads(done.stdout) if "error" in view], done.output
+    done, _ = _run(conf, "maintain", "--all")
+    first = [line.partition(":")[0] for line in done.stdout.splitlines() if "speed rows" in line]
+    assert (done.exit_code, first) == (0, NAMES)
 
 
 def test_many_streams_get_the_time_they_need(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,19 +101,6 @@ def test_many_streams_get_the_time_they_need(conf: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(many, "ANSWER_SECONDS", 5.0)
     done, seconds = _run(conf, "hours", "--output", "json")
     assert (done.exit_code, seconds > 5) == (0, True), done.output
-
-
-def test_maintenance_needs_no_kafka_audits_do(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _assert_each_names(*_run(conf, "audit", "--output", "json"), "Kafka")
-    monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 60.0)
-    maintenance = ["maintain", "--all"]
-    for command in ([*maintenance, "--dry-run"], maintenance, ["audit", "--no-kafka"]):
-        done, _ = _run(conf, *command, "--output", "json")
-        assert [view["stream"] for view in json.loads(done.stdout)] == NAMES, done.output
-        assert not [view for view in json.loads(done.stdout) if "error" in view], done.output
-    done, _ = _run(conf, "maintain", "--all")
-    first = [line.partition(":")[0] for line in done.stdout.splitlines() if "speed rows" in line]
-    assert (done.exit_code, first) == (0, NAMES)
 
 
 def test_fifty_streams_are_answered_in_time_though_a_service_hangs(

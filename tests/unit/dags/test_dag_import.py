@@ -416,17 +416,6 @@ def test_the_dags_of_a_wrong_file_fail_with_the_mistake(parsed: Any, stream: str
     assert parsed["dags"][f"anabranch_hourly__{stream}"]["schedule"] == "0 * * * *"
 
 
-def test_a_groups_run_has_its_streams_assets_and_fails_for_a_wrong_file(parsed: Any) -> None:
-    dag = parsed["dags"]["anabranch_hourly_group__small"]
-    assert dag["downstream"]["configuration__outlier"] == []
-    [[_, message]] = dag["mistakes"]
-    assert "outlier.yaml: batch.grace: expected 1000 years at most" in message
-    assert parsed["dags"]["anabranch_hourly__outlier"]["schedule"] is None
-    assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
-    assets = [f"anabranch_{kind}__orders" for kind in ("hours", "partitions", "restated_days")]
-    assert parsed["instance"] == ["orders", assets]
-
-
 SHOWN = (
     "downstream", "arguments", "rules", "retries", "timetable", "schedule", "catchup", "params",
     "outlets", "tags", "owners", "callbacks",
@@ -505,6 +494,13 @@ def test_a_group_has_one_rebuild_and_a_mapped_task_each(parsed: Any, recorded: R
     maintenance = parsed["dags"]["anabranch_maintenance__app"]
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
     assert "anabranch_hourly__app" not in parsed["dags"]
+    assert dag["downstream"]["configuration__outlier"] == []
+    [[_, message]] = dag["mistakes"]
+    assert "outlier.yaml: batch.grace: expected 1000 years at most" in message
+    assert parsed["dags"]["anabranch_hourly__outlier"]["schedule"] is None
+    assert f"seconds={365 * 86_400}" in parsed["dags"]["anabranch_hourly__patient"]["waits"][0]
+    assets = [f"anabranch_{kind}__orders" for kind in ("hours", "partitions", "restated_days")]
+    assert parsed["instance"] == ["orders", assets]
 
 
 MOST = 9

@@ -105,14 +105,11 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
         assert re.search(defined, (ROOT / file).read_text("utf-8")), f"{name} in {file}"
 
 
-def test_every_block_of_yaml_can_be_read() -> None:
+def test_every_block_of_yaml_can_be_read_and_every_page_of_code_exists() -> None:
     blocks = [(page, block) for page in PAGES for block in _YAML.findall(page.read_text("utf-8"))]
     assert len(blocks) > 20
     for page, block in blocks:
         assert isinstance(yaml.safe_load(block), dict), f"{page.relative_to(ROOT)}: {block}"
-
-
-def test_every_page_that_code_names_exists() -> None:
     code = "anabranch speed_layer batch_layer serving_layer dags conf deploy tests benchmarks"
     own = ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")
     found = [file for folder in code.split() for file in (ROOT / folder).rglob("*")]

@@ -178,18 +178,15 @@ def aws_client(**more: str) -> Any:
 
 
 def test_a_profile_signs_with_its_present_keys(no_keys: Path) -> None:
-    for key in ("one", "two"):
-        no_keys.write_text(f"[kafka]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
-        client = aws_client(**{"aws.profile": "kafka"})
-        assert (client.access_key, client.region) == (key, "eu-central-1")
-
-
-def test_without_keys_of_aws_the_keys_to_check_are_named(no_keys: Path) -> None:
     check = "check kafka.security: aws.profile, aws.role.arn"
     with pytest.raises(ConfigurationError, match=f"found none; {check}"):
         aws_client()
     with pytest.raises(ConfigurationError, match=rf"\(kafka\) could not be found; {check}"):
         aws_client(**{"aws.profile": "kafka"})
+    for key in ("one", "two"):
+        no_keys.write_text(f"[kafka]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+        client = aws_client(**{"aws.profile": "kafka"})
+        assert (client.access_key, client.region) == (key, "eu-central-1")
 
 
 def test_a_role_is_assumed_once_then_again(no_keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

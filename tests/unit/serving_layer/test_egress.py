@@ -193,7 +193,8 @@ def test_a_change_back_to_the_delivered_content_is_done_with(lake: StreamLake) -
     assert run(lake.folder) == []
 
 
-def test_the_doctor_names_a_target_that_waits(lake: StreamLake) -> None:
+def test_a_waiting_target_is_named_and_a_redelivery_ends(lake: StreamLake) -> None:
+    """Else hours after it would wait for a delivery that each run repeats."""
     for hour in HOURS[:3]:
         accept(lake, hour, 3)
     job = replace(job_of(lake.folder), kafka=Broker(log={0: [0] * 40}).adapter)
@@ -206,8 +207,12 @@ def test_the_doctor_names_a_target_that_waits(lake: StreamLake) -> None:
 
     command = printed("anabranch egress STREAM --target NAME", STREAM="events", NAME="export")
     assert remedies() == [command]
-    run(lake.folder)
-    assert remedies() == []
+    assert len(run(lake.folder)) == 3 and remedies() == []
+    shutil.rmtree(folder_of(lake.folder))
+    [target] = room.targets_of(job, None)
+    assert len([*room.deliver(job, target, all_again=True)]) == 3
+    assert room.undelivered_hours(job, target) == set() and run(lake.folder) == []
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
 def test_a_lost_answer_is_recorded_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,19 +226,6 @@ def test_a_lost_answer_is_recorded_once(lake: StreamLake, monkeypatch: pytest.Mo
     monkeypatch.setattr(Lake, "append", repeated)
     run(lake.folder)
     assert len(lake.lake.load(job_of(lake.folder).stream.egress_table).scan().to_arrow()) == 1
-
-
-def test_a_redelivery_of_one_lost_folder_ends_at_the_newest_change(lake: StreamLake) -> None:
-    """Else hours after it would wait for a delivery that each run repeats."""
-    for hour in HOURS[:3]:
-        accept(lake, hour, 3)
-    assert len(run(lake.folder)) == 3
-    shutil.rmtree(folder_of(lake.folder))
-    job = job_of(lake.folder)
-    [target] = room.targets_of(job, None)
-    assert len([*room.deliver(job, target, all_again=True)]) == 3
-    assert room.undelivered_hours(job, target) == set() and run(lake.folder) == []
-    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
 def test_a_lost_position_is_found_and_nothing_written_twice(lake: StreamLake) -> None:
