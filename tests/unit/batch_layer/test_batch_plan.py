@@ -87,21 +87,18 @@ def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: Stre
     assert [d.decision_id for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
 
 
-def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
-    mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
-    assert accept(lake, theirs, 1) is Outcome.LANDED
-    assert verdict(lake, mine) is plan.PublishCheck.OVERTAKEN
-    assert plan.revision_now(lake.state(), H0, 0) == 1
-    assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
-
-
-def test_lost_rows_and_a_changed_look_back_are_noticed(lake: StreamLake) -> None:
+def test_what_happened_since_the_staging_is_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
     assert verdict(lake, staged) is plan.PublishCheck.GONE
     assert (
         verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is plan.PublishCheck.MOVED
     )
+    mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
+    assert accept(lake, theirs, 1) is Outcome.LANDED
+    assert verdict(lake, mine) is plan.PublishCheck.OVERTAKEN
+    assert plan.revision_now(lake.state(), H0, 0) == 1
+    assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
 
 
 def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:

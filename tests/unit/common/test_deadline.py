@@ -25,13 +25,10 @@ def _refuse(note: Note) -> int:
     raise Terminal("no table")
 
 
-def test_all_answer_in_the_given_order_with_errors_in_their_place() -> None:
+def test_all_are_called_side_by_side_and_answer_in_their_order() -> None:
     answers = ask_all({"b": lambda note: 1, "a": _refuse, "c": lambda note: 0}, 30, 2)
     assert list(answers) == ["b", "a", "c"] and (answers["b"], answers["c"]) == (1, 0)
     assert isinstance(answers["a"], Terminal) and "no table" in str(answers["a"])
-
-
-def test_they_are_called_side_by_side_and_no_more_at_once_than_allowed() -> None:
     lock, running, most = threading.Lock(), 0, 0
     met = threading.Barrier(3)
 

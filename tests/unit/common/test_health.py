@@ -80,8 +80,8 @@ def test_a_job_that_publishes_and_dies_again_is_unhealthy(tmp_path: Path) -> Non
         assert fault(301.0) is None
 
 
-def test_a_file_is_one_jobs_and_in_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_is_one_jobs_in_a_folder_that_may_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.2)
     with (
@@ -97,9 +97,6 @@ def test_a_file_is_one_jobs_and_in_a_folder(
         health_file(tmp_path / "no" / "speed", TRIGGER),
     ):
         pass
-
-
-def test_a_full_disk_does_not_end_a_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, times = tmp_path / "speed", iter((0.0, 10.0, 20.0))
     with health_file(file, TRIGGER, lambda: next(times)) as note:
         (tmp_path / "speed.part").mkdir()

@@ -145,7 +145,7 @@ def test_a_state_has_a_colour_unless_none_is_wanted(
     assert ("\x1b[31m" in shown) is not wants_none and "refused" in shown
 
 
-def test_csv_reads_back(tmp_path: Path) -> None:
+def test_csv_reads_back_and_a_spreadsheet_gets_no_formula(tmp_path: Path) -> None:
     output.write_result(RESULT.to_reader(), "csv", tmp_path / "r.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "r.csv").read_text(encoding="utf-8"))))
     assert rows[0] == {
@@ -153,9 +153,6 @@ def test_csv_reads_back(tmp_path: Path) -> None:
         "at": "1970-01-01T00:00:00Z", "raw": "AP8=", "share": "Infinity",
     }  # fmt: skip
     assert rows[1]["n"] == ""
-
-
-def test_a_spreadsheet_gets_no_formula_and_csv_the_values_as_they_are(tmp_path: Path) -> None:
     formulas = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1"]
     others = ["a=1", "", " x", "'"]
     table = pa.table({"=1+1": [*formulas, *others], "n": pa.array([-1.5] * 11, pa.float64())})

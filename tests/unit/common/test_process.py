@@ -16,25 +16,22 @@ def handlers() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_while_the_main_thread_holds_the_lock_that_its_call_needs_does_not_wait() -> None:
-    lock, called = threading.Lock(), threading.Event()
-
-    def call() -> None:
-        with lock:  # as Event.set and logging have one
-            called.set()
-
-    request = in_own_thread(call)
-    signal.signal(signal.SIGUSR1, lambda *_: request())
-    with lock:
-        signal.raise_signal(signal.SIGUSR1)
-        assert not called.is_set()
-    assert called.wait(30)
-
-
-def test_each_signal_calls() -> None:
+def test_each_signal_calls_also_under_the_lock_that_its_call_needs() -> None:
     calls = threading.Semaphore(0)
     request = in_own_thread(calls.release)
     signal.signal(signal.SIGUSR1, lambda *_: request())
     for _ in range(3):
         signal.raise_signal(signal.SIGUSR1)
         assert calls.acquire(timeout=30)
+    lock, called = threading.Lock(), threading.Event()
+
+    def call() -> None:
+        with lock:  # as Event.set and logging have one
+            called.set()
+
+    locked = in_own_thread(call)
+    signal.signal(signal.SIGUSR1, lambda *_: locked())
+    with lock:
+        signal.raise_signal(signal.SIGUSR1)
+        assert not called.is_set()
+    assert called.wait(30)

@@ -63,16 +63,6 @@ def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None
     assert stream(conf, schema="none STRING", key="[none]").key == ("none",)
 
 
-def test_lineage_uses_openlineages_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.load_environment(SHIPPED).lineage.url == ""
-    monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
-    monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
-    lineage = config.load_environment(SHIPPED).lineage
-    assert lineage.url == "https://lineage.example.com"
-    assert lineage.api_key is not None and lineage.api_key.get_secret_value() == "hunter2"
-    assert "hunter2" not in repr(lineage)
-
-
 @pytest.mark.parametrize(
     ("target", "size"), [("256 MB", 256_000_000), ("64MiB", 2**26), ("1 GB", 10**9), (10**6, 10**6)]
 )
@@ -179,12 +169,21 @@ def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: P
         config.load_environment(tmp_path / "nowhere")
 
 
-def test_the_folder_is_the_argument_the_variable_or_conf(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_choose_the_folder_and_the_receiver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ANABRANCH_CONF", raising=False)
     assert config.resolve_folder() == Path("conf")
     monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
     assert config.resolve_folder() == Path("elsewhere")
     assert config.resolve_folder("here") == Path("here")
+    assert config.load_environment(SHIPPED).lineage.url == ""
+    monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
+    lineage = config.load_environment(SHIPPED).lineage
+    assert lineage.url == "https://lineage.example.com"
+    assert lineage.api_key is not None and lineage.api_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(lineage)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def load(conf: Path, **values: Any) -> Stream:
     return load_stream("orders", conf)
 
 
-def test_its_forms(conf: Path) -> None:
+def test_a_registry_is_the_schema_of_files_defaults_and_families(conf: Path) -> None:
     plain = load(conf, schema="registry", event_time={"column": "at"}, files={"sort": "at"})
     assert plain.lacks_columns and plain.subject == "shop.orders-value"
     rules = {"columns": "at TIMESTAMP NOT NULL", "exclude": "debug"}
@@ -157,9 +157,6 @@ def test_its_forms(conf: Path) -> None:
     assert stream.subject_schema.columns == (Column("at", "timestamp", False),)
     assert stream.subject_schema.exclude == ("debug",)
     assert not load(conf, schema="id STRING").lacks_columns
-
-
-def test_defaults_and_families_have_it_too(conf: Path) -> None:
     (conf / "defaults.yaml").write_text(yaml.safe_dump({"schema": {"exclude": ["debug"]}}))
     own = load(conf, schema={"columns": "n INT"}).subject_schema
     assert own is not None and own.exclude == ("debug",) and own.columns[0].name == "n"

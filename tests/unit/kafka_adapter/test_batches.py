@@ -122,13 +122,15 @@ def test_what_compaction_took_is_explained_also_at_the_logs_end() -> None:
     assert seen(log, [1, 3]) == Explanation({"compacted": 2})
 
 
-def test_offsets_before_the_logs_start_are_retention() -> None:
+def test_offsets_before_the_logs_start_are_retention_and_an_early_end_transient() -> None:
     log = Log([batch(0, range(10)), marker(10, PRODUCER, COMMIT)], start=4)
     assert seen(log, [2, 3, 10]) == Explanation({"retention": 2, "control": 1})
     # The batch still has their records, which no consumer receives.
     log = Log([batch(0, [0, 2, *range(4, 9)], end=10)], start=5)
     counts = {"retention": 5, "present": 4, "compacted": 1}
     assert seen(log, range(10)) == Explanation(counts, ((5, 9),))
+    with pytest.raises(Transient, match="from offset 3 on: expected that offset to be decided"):
+        seen(Log([batch(0, [0])], stable_end=3), [3])
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -138,11 +140,6 @@ def test_an_older_message_format_is_refused(magic: int) -> None:
     log = Log([batch(0, [0, 2]), Written(4, 5, bytes(builder.build()))])
     with pytest.raises(Terminal, match=f"from offset 3 on: expected message format 2, .*{magic}"):
         seen(log, [1, 3])
-
-
-def test_a_log_with_an_earlier_end_is_requested_again() -> None:
-    with pytest.raises(Transient, match="from offset 3 on: expected that offset to be decided"):
-        seen(Log([batch(0, [0])], stable_end=3), [3])
 
 
 def test_fetches_are_few_around_rare_and_dense_markers() -> None:

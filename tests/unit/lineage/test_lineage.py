@@ -241,8 +241,11 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
 
 
 def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
-    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.setattr(receiver_module, "_SECONDS", 0.3)
     receiver.hang()
     with report_lineage(job_of(lake, receiver.url)):
@@ -254,6 +257,17 @@ def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
     with report_lineage(job_of(lake, "http://127.0.0.1:1")):
         accept(lake, HOURS[3], 8)
     assert caplog.messages[-1].endswith(command(HOURS[3], HOURS[3]))
+    slow = Receiver(config.Lineage(url=receiver.url))
+
+    over = threading.Event()
+
+    def endless() -> Iterator[Any]:
+        over.wait(60)
+        yield from ()
+
+    with pytest.raises(errors.NoAnswer, match=r"no answer within 0\.3 s"):
+        slow.send(endless())
+    over.set()
 
 
 def test_many_hours_are_sent_up_to_the_deadline(
@@ -319,24 +333,6 @@ def test_the_receivers_answer_decides_the_exit_code(
     receiver.status = status
     done = send(lake, receiver.url)
     assert isinstance(done.exception, kind) and done.exception.exit_code == kind.exit_code
-
-
-def test_a_receiver_is_given_up_after_its_time(
-    receiver: LineageReceiver, lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver_module, "_SECONDS", 0.2)
-    receiver.hang()
-    slow = Receiver(config.Lineage(url=receiver.url))
-
-    over = threading.Event()
-
-    def endless() -> Iterator[Any]:
-        over.wait(60)
-        yield from ()
-
-    with pytest.raises(errors.NoAnswer, match=r"no answer within 0\.2 s"):
-        slow.send(endless())
-    over.set()
 
 
 @pytest.mark.parametrize(

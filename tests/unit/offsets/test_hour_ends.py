@@ -4,7 +4,7 @@ The central property: a record that is stamped rightly lies in the hour of its o
 its neighbours say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -53,6 +53,11 @@ class Kafka(Broker):
 
     questions: int = 0
     looks: int = 0
+    asked: int = 0
+
+    def _first(self, times: dict[int, int]) -> dict[int, Stamped | None]:
+        self.asked += 1
+        return super()._first(times)
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         self.questions += 1
@@ -361,24 +366,10 @@ FEW_LOGS = st.lists(
 ).map(lambda logs: [(stamps, min(read, len(stamps) - 1)) for stamps, read in logs])
 
 
-class Index:
-    """The index by time of these logs; counts what it is asked."""
-
-    def __init__(self, logs: list[list[int]]) -> None:
-        self._logs, self.asked = logs, 0
-
-    def first_from(self, times: Mapping[int, int]) -> dict[int, Stamped | None]:
-        self.asked += 1
-        return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(self._logs[p]) if ts >= time), None)
-            for p, time in times.items()
-        }
-
-
 @given(logs=FEW_LOGS)
 def test_the_next_record_is_in_one_of_few_partitions(logs: list[tuple[list[int], int]]) -> None:
-    index = Index([stamps for stamps, _ in logs])
-    found = find_oldest({p: read for p, (_, read) in enumerate(logs)}, 0, HIGH, index.first_from)
+    index = Kafka(log={p: stamps for p, (stamps, _) in enumerate(logs)})
+    found = find_oldest({p: read for p, (_, read) in enumerate(logs)}, 0, HIGH, index._first)
     assert 0 < len(found) <= MOST_FETCHED
     oldest = min(stamps[read] for stamps, read in logs)
     assert min(logs[p][0][logs[p][1]] for p in found) - oldest <= PRECISION_MS
@@ -388,13 +379,14 @@ def test_the_next_record_is_in_one_of_few_partitions(logs: list[tuple[list[int],
 def test_of_many_partitions_few_are_read_and_one_without_a_timestamp() -> None:
     logs = [[0, 3_600_000 + p] for p in range(500)]
     logs[321] = [0, 1_800_000]
-    index = Index(logs)
-    assert 321 in find_oldest(dict.fromkeys(range(500), 1), 0, 2 * 3_600_000, index.first_from)
+    index = Kafka(log=dict(enumerate(logs)))
+    assert 321 in find_oldest(dict.fromkeys(range(500), 1), 0, 2 * 3_600_000, index._first)
     assert index.asked <= 14
     logs = [[0, 3_600_000 + p] for p in range(50)]
     logs[7] = [0, -1]
-    assert 7 in find_oldest(dict.fromkeys(range(50), 1), 0, 2 * 3_600_000, Index(logs).first_from)
-    index = Index([[1]] * MOST_FETCHED)
-    found = len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from))
+    index = Kafka(log=dict(enumerate(logs)))
+    assert 7 in find_oldest(dict.fromkeys(range(50), 1), 0, 2 * 3_600_000, index._first)
+    index = Kafka(log={p: [1] for p in range(MOST_FETCHED)})
+    found = len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index._first))
     assert found == MOST_FETCHED
     assert index.asked == 0

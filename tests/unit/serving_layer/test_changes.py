@@ -387,17 +387,9 @@ def test_an_hour_is_pending_until_its_change_is_consumed(lake: StreamLake) -> No
     assert feed.pending_hours(job, Token.decode(change.token)) == set()
 
 
-def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:
-    job = job_of(lake)
-    accept(lake, FIRST, 2)
-    table = lake.table()
-    before = table.metadata.snapshot_by_id(lake.state().heads["main"])
-    assert before is not None and before.parent_snapshot_id is not None
-    table.manage_snapshots().create_branch(before.parent_snapshot_id, "main").commit()
-    assert not list(feed.poll(job, feed.start_from(job, None)))
-
-
-def test_since_states_its_formats(lake: StreamLake) -> None:
+def test_since_states_its_formats_and_nothing_is_given_until_main_is_merged(
+    lake: StreamLake,
+) -> None:
     job = job_of(lake)
     accept(lake, FIRST, 2)
     accept(lake, HOURS[2], 2)
@@ -414,3 +406,8 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
     with pytest.raises(ConfigurationError, match=found):
         feed.start_from(job, Token("others").encode())
     assert "expected a duration" in said("changes", "events", "--every", "soon", expect=2)
+    table = lake.table()
+    before = table.metadata.snapshot_by_id(lake.state().heads["main"])
+    assert before is not None and before.parent_snapshot_id is not None
+    table.manage_snapshots().create_branch(before.parent_snapshot_id, "main").commit()
+    assert not list(feed.poll(job, feed.start_from(job, None)))

@@ -93,6 +93,12 @@ def test_a_query_is_a_table_csv_json_or_parquet_or_leaves_the_file(one: StreamLa
     assert (done.exit_code, late_out.read_text()) == (2, "before")
     assert "late" in done.output
     assert [path.name for path in one.folder.glob(".*.part")] == []
+    of_hour = f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'"
+    done = ask(one, of_hour, "--explain", "--output", "csv")
+    [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
+    assert (table, files, all_files) == ("games.events", "1", "4")
+    assert int(columns) < int(size) < int(all_size)
+    assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
 
 
 def test_a_terminals_table_is_not_endless(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +201,6 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
         assert done.exit_code == 2 and message in done.output, done.output
 
 
-def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
-    sql = f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'"
-    done = ask(one, sql, "--explain", "--output", "csv")
-    [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
-    assert (table, files, all_files) == ("games.events", "1", "4")
-    assert int(columns) < int(size) < int(all_size)
-    assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
-
-
 def test_provenance_and_watermarks_are_those_of_now_or_of_a_snapshot(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
     assert [(h.hour, h.layer, h.revision, h.complete, h.rows, h.note) for h in found.hours] == [
@@ -239,29 +236,6 @@ def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> Non
     assert accepted_revisions(one.lake, one.stream, shown, [HOUR, NEXT], now) == {HOUR: 5}
 
 
-def test_handles_read_rows_by_any_library(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = anabranch.open("events", conf=one.folder)
-    some = events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on")
-    assert some.to_pydict() == {"n": [2, 3]}
-    assert events.arrow(hours=(HOUR, NEXT)).num_rows == 10
-    assert sorted(events.pandas(columns=["n"], hours=HOUR)["n"]) == [0, 1, 2, 3]
-    assert anabranch.open("events", conf=one.folder, only_accepted=True).arrow().num_rows == 4
-    for rows, message in (
-        ({"columns": "n"}, "expected a list of names"),
-        ({"columns": ["nothing"]}, 'column "nothing" not found'),
-        ({"hours": (NEXT, HOUR)}, "expected the earlier hour first"),
-        ({"hours": "x"}, "expected a UTC hour"),
-        ({"since": "2026-11-21"}, "ask by hours="),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            events.arrow(**rows)
-    with pytest.raises(AttributeError):
-        _ = anabranch.nothing
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ConfigurationError, match="pip install polars"):
-        anabranch.open("events", conf=one.folder).polars()
-
-
 def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path) -> None:
     made = new_lake(tmp_path, namespace="default")
     made.serve([(HOUR, 0, 0)], {0: 1})
@@ -271,7 +245,7 @@ def test_a_handle_reads_a_table_whose_namespace_is_a_word_of_sql(tmp_path: Path)
     assert [hour.hour for hour in events.provenance().hours] == [HOUR]
 
 
-def test_a_relation_and_a_dataset_are_of_what_the_handle_selects(one: StreamLake) -> None:
+def test_handles_read_rows_by_any_library(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     events = anabranch.open("events", conf=one.folder, only_accepted=True)
     relation = events.duckdb(columns=["n", "ingest_hour"])
     gc.collect()
@@ -279,10 +253,29 @@ def test_a_relation_and_a_dataset_are_of_what_the_handle_selects(one: StreamLake
     # Times are Python's.
     times = [row[0] for row in events.duckdb(columns=["kafka_timestamp"]).fetchall()]
     assert {time.utcoffset() for time in times} == {timedelta(0)}
-    rows = anabranch.open("events", conf=one.folder, only_accepted=True).dataset()
     with duckdb.connect(":memory:") as connection:
-        connection.register("rows", rows)
+        connection.register("rows", events.dataset())
         assert connection.sql("SELECT count(*), max(n) FROM rows").fetchall() == [(4, 3)]
+    handle = anabranch.open("events", conf=one.folder)
+    some = handle.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on")
+    assert some.to_pydict() == {"n": [2, 3]}
+    assert handle.arrow(hours=(HOUR, NEXT)).num_rows == 10
+    assert sorted(handle.pandas(columns=["n"], hours=HOUR)["n"]) == [0, 1, 2, 3]
+    assert anabranch.open("events", conf=one.folder, only_accepted=True).arrow().num_rows == 4
+    for rows, message in (
+        ({"columns": "n"}, "expected a list of names"),
+        ({"columns": ["nothing"]}, 'column "nothing" not found'),
+        ({"hours": (NEXT, HOUR)}, "expected the earlier hour first"),
+        ({"hours": "x"}, "expected a UTC hour"),
+        ({"since": "2026-11-21"}, "ask by hours="),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            handle.arrow(**rows)
+    with pytest.raises(AttributeError):
+        _ = anabranch.nothing
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match="pip install polars"):
+        anabranch.open("events", conf=one.folder).polars()
 
 
 def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
-from conf_folders import write_environment
-from lakes import StreamLake
+from conf_folders import write_environment, write_stream
+from lakes import DDL, StreamLake
 from proofs import BEFORE, HOUR, NEXT, accept, event, new_proof, read, rebuild, stage_rows
 
 import anabranch
@@ -88,10 +88,7 @@ def one(tmp_path: Path) -> StreamLake:
     accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
     read(made, [event(0, o, NEXT, n=o) for o in range(4, 7)], {0: 7})
     write_environment(tmp_path)
-    (tmp_path / "streams" / "events.yaml").write_text(
-        "topic: events\ntable: games.events\nformat: json\nkey: id\n"
-        'schema: "id STRING NOT NULL, n INT"\n'
-    )
+    write_stream(tmp_path, "events", schema=DDL)
     return made
 
 

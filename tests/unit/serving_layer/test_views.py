@@ -325,19 +325,6 @@ def taken(one: StreamLake) -> set[str]:
     return set(partial_hours(one.lake, one.stream, one.stream.views[0], one.state()).taken)
 
 
-def test_accepted_hours_are_read_from_partials_alone(one: StreamLake, view: View) -> None:
-    assert taken(one) == set() and fill(one.lake, one.stream, view) == 3
-    hours = {shift(FIRST, n) for n in range(3)}
-    assert taken(one) == hours
-    sql = f"SELECT sum(events) FROM {one.stream.view_table(view)}"
-    with reader(one).query(sql, Selection()) as answer:
-        answer.rows.read_all()
-    opened = {p.name: {file for scan in p.scans for file in scan.files} for p in answer.files}
-    by_hour = {name: {f.partition[-1] for f in files} for name, files in opened.items()}
-    assert by_hour == {one.stream.partials_table(view): hours, one.name: {shift(FIRST, 3)}}
-    assert fill(one.lake, one.stream, view) == 0, "filled again, there is nothing to do"
-
-
 FILLING = [
     *(step for step in Step if step.label.startswith("view.")),
     Step.COMMIT_ANSWER_LOST,
@@ -427,13 +414,6 @@ def test_a_branch_set_back_and_restated_is_not_what_it_was(story: Story, view: V
     assert read(one, view) == grouped(one, view)
 
 
-def test_files_decide_where_the_ledger_is_ambiguous(one: StreamLake, view: View) -> None:
-    fill(one.lake, one.stream, view)
-    one.lake.catalog.drop_table(one.stream.hours_table)
-    admin.create(one.lake, one.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
-    assert len(taken(one)) == 3
-
-
 def test_several_acceptances_of_a_revision_are_ambiguous() -> None:
     timeline = Timeline(FIRST, shift(FIRST, 3), {})
     remembered = Accepted(2, Cut("t", {}))
@@ -489,7 +469,9 @@ def test_as_of_a_snapshot_and_of_accepted_hours_alone(story: Story, view: View) 
     assert sum(row["events"] for row in accepted.values()) == len(rows)
 
 
-def test_the_handle_reads_a_view(one: StreamLake) -> None:
+def test_a_handle_reads_a_view_from_partials_of_accepted_hours_alone(
+    one: StreamLake, view: View
+) -> None:
     handle = StreamTable(reader(one), one.stream, Selection())
     view = handle.view("per_minute")
     rows = len(read(one, one.stream.views[0]))
@@ -502,6 +484,16 @@ def test_the_handle_reads_a_view(one: StreamLake) -> None:
     query = f"FROM {one.stream.view_table(one.stream.views[0])}"
     with pytest.raises(ConfigurationError, match="leave --live out, or query the table"):
         reader(one).query(query, Selection(), tails=[]).__enter__()
+    assert taken(one) == set() and fill(one.lake, one.stream, view) == 3
+    hours = {shift(FIRST, n) for n in range(3)}
+    assert taken(one) == hours
+    sql = f"SELECT sum(events) FROM {one.stream.view_table(view)}"
+    with reader(one).query(sql, Selection()) as answer:
+        answer.rows.read_all()
+    opened = {p.name: {file for scan in p.scans for file in scan.files} for p in answer.files}
+    by_hour = {name: {f.partition[-1] for f in files} for name, files in opened.items()}
+    assert by_hour == {one.stream.partials_table(view): hours, one.name: {shift(FIRST, 3)}}
+    assert fill(one.lake, one.stream, view) == 0, "filled again, there is nothing to do"
 
 
 @given(st.data())
@@ -564,7 +556,9 @@ def test_few_snapshots_of_partials_stay(one: StreamLake, monkeypatch: pytest.Mon
     assert read(one, view) == partials and len(taken(one)) == 3
 
 
-def test_a_query_of_a_view_opens_each_manifest_once(one: StreamLake, view: View) -> None:
+def test_a_query_opens_each_manifest_once_and_files_decide_where_the_ledger_does_not(
+    one: StreamLake, view: View
+) -> None:
     fill(one.lake, one.stream, view)
     partials = one.lake.load(one.stream.partials_table(view))
     there = {m.manifest_path for m in head(partials, "main").manifests(partials.io)}
@@ -573,6 +567,9 @@ def test_a_query_of_a_view_opens_each_manifest_once(one: StreamLake, view: View)
     assert rows and len(taken(one)) == 3
     of_rows = 1  # of the hour that is not accepted
     assert cost.read["manifest"] == len(there) + of_rows
+    one.lake.catalog.drop_table(one.stream.hours_table)
+    admin.create(one.lake, one.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
+    assert len(taken(one)) == 3
 
 
 def test_a_filler_that_waited_over_orphan_removal_is_refused(one: StreamLake, view: View) -> None:

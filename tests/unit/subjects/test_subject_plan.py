@@ -179,7 +179,7 @@ def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -
     assert planned(excluded, subject, f"{KEY}, Amount INT") == f"{KEY}, Amount INT"
 
 
-def test_the_columns_of_a_table_are_the_streams_unless_they_contradict_the_file() -> None:
+def test_the_columns_of_a_table_are_the_streams_with_the_rescued_one() -> None:
     ddl = "id STRING NOT NULL, n DECIMAL(9,2), s STRUCT<Z:INT,a:ARRAY<MAP<STRING,DATE>>>"
     assert columns_ddl(table_columns(table(ddl))) == ddl
     assert stream().with_columns(table_columns(table(ddl))).ddl == ddl
@@ -189,12 +189,12 @@ def test_the_columns_of_a_table_are_the_streams_unless_they_contradict_the_file(
     with pytest.raises(ConfigurationError, match=found):
         of.with_columns(parse_columns("id STRING NOT NULL, at STRING"))
     assert not of.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP")).lacks_columns
-
-
-def test_the_rescued_column_is_the_streams_own() -> None:
-    of = stream(kind="json_schema", unknown="rescue")
+    rescuing = stream(kind="json_schema", unknown="rescue")
     schema = {"type": "object", "properties": {"id": {"type": "string"}}}
     subject = SubjectVersion("s", 1, "JSON", json.dumps(schema))
-    first = of.with_columns(plan_columns(of, subject))
+    first = rescuing.with_columns(plan_columns(rescuing, subject))
     assert [c.name for c in first.columns] == ["id", "rescued"]
-    assert of.with_columns(plan_columns(of, subject, rows_schema(first))).columns == first.columns
+    assert (
+        rescuing.with_columns(plan_columns(rescuing, subject, rows_schema(first))).columns
+        == first.columns
+    )
