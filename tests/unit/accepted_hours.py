@@ -10,12 +10,11 @@ from lakes import FIRST, StreamLake, new_lake
 from people import job_of
 from proofs import NOW
 
-from anabranch import config
+from anabranch import config, protocol
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, Confirmed, accepted_properties
 
@@ -41,7 +40,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     revision = before.revision + 1 if before is not None else 1
     staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
     state = lake.state()
-    decided = ledger.decision(
+    decided = protocol.ledger.decision(
         hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour)
     )
     publish = lake.accept(

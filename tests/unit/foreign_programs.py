@@ -8,10 +8,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import update
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.iceberg import manifests, snapshots
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.prepare import set_ref
-from anabranch.iceberg.snapshot_writer import SnapshotWriter
+from anabranch.iceberg import commits, manifests, prepare, snapshot_writer, snapshots
 
 
 def commit(lake: StreamLake, *updates: update.TableUpdate, name: str | None = None) -> None:
@@ -28,9 +25,9 @@ def rewrite(
     table = lake.table()
     by_hour = manifests.files_by_hour(table, branch).values()
     old = [f for of_hour in by_hour for f in of_hour.values()]
-    writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
-    made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
-    moved = set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH)
+    writer = snapshot_writer.SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
+    made = writer.write(commits.Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
+    moved = prepare.set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH)
     commit(lake, update.AddSnapshotUpdate(snapshot=made), moved)
     return made.snapshot_id
 

@@ -19,10 +19,8 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger
+from anabranch.protocol import ledger, ledger_row, publish
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
-from anabranch.protocol.ledger_row import Account, HourAccount
-from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted
 
 NEXT = shift(FIRST, 1)
@@ -88,9 +86,9 @@ class People:
         state = self.lake.state()
         new = (waiting_batch(dead, FIRST, 1, NOW),) if dead is not None else ()
         waiting = (*state.dead_letters, *new)
-        account = HourAccount(
+        account = ledger_row.HourAccount(
             offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1},
-            partitions={0: Account(8, 4, 3, 0, {"control": 1})},
+            partitions={0: ledger_row.Account(8, 4, 3, 0, {"control": 1})},
         )  # fmt: skip
         row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
         accepted = self.lake.accept(
@@ -109,7 +107,7 @@ class People:
         """A commit of records of the hour."""
         lake, name = self.lake.lake, self.lake.stream.archive_table
         staged = stage(lake, name, [record(FIRST, 0, o, values[o]) for o in offsets])
-        commit = Commit(new_id(), heads(lake.load(name)), (Change("main", staged.files),))
+        commit = Commit(publish.new_id(), heads(lake.load(name)), (Change("main", staged.files),))
         assert lake.commit(lake.load(name), commit) is Outcome.LANDED
 
     @property

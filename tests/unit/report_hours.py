@@ -7,10 +7,9 @@ from typing import Any
 from lakes import StreamLake, decide
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, record, stage_rows
 
-from anabranch.iceberg.commits import Change
+from anabranch import iceberg, protocol
 from anabranch.iceberg.manifests import content_by_hour
 from anabranch.offsets.position import Topic
-from anabranch.protocol import acts
 from anabranch.protocol.acts import hold
 from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
@@ -102,9 +101,9 @@ def a_full_hour(one: StreamLake) -> None:
     accepted(one, rows[:2], 2, **(ACCOUNT | more))
     refused = {"served": "batch", "reason": "quality: again"} | ACCOUNT
     record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", **refused))
-    acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
+    protocol.acts.serve_hour(one.publisher, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
-    one.change(Change("main"), decisions=(waits,))
+    one.change(iceberg.commits.Change("main"), decisions=(waits,))
 
 
 def an_old_hour(one: StreamLake) -> None:

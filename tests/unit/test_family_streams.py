@@ -12,7 +12,6 @@ from waiting import wait_for
 import anabranch
 from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.family_streams import FamilyStreams
 from anabranch.job import open_jobs
 from serving_layer.reader import open_reader
 
@@ -30,7 +29,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -> None:
-    families = FamilyStreams(config.load_environment(conf), conf)
+    families = family_streams.FamilyStreams(config.load_environment(conf), conf)
     members = families.members()
     families.close()
     found = {name: (member.topic, member.is_gone) for name, member in members.items()}
@@ -51,7 +50,7 @@ def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -
 
 
 def test_members_stay_while_their_familys_file_is_wrong_or_empty(conf: Path) -> None:
-    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
+    families = family_streams.FamilyStreams(config.load_environment(conf), conf, every=0.0)
     assert list(families.members()) == ["app_orders"]
     file = conf / "streams" / "app.yaml"
     right = file.read_text()
@@ -83,7 +82,7 @@ def test_members_stay_while_an_editor_empties_and_writes_their_familys_file(
     conf: Path, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
     """The hazard: the file is empty for one look at the folder, and whole for the next."""
-    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
+    families = family_streams.FamilyStreams(config.load_environment(conf), conf, every=0.0)
     assert list(families.members()) == ["app_orders"]
     file, look, looks = conf / "streams" / "app.yaml", getattr(config, listing), list[str]()
     right = file.read_text()
@@ -133,7 +132,7 @@ def test_an_unreadable_table_stops_no_other(conf: Path, caplog: pytest.LogCaptur
     assert "expected the metadata file that the catalog names" in said
     assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
     assert "table games.app_broken may belong to a stream" in caplog.text
-    families = FamilyStreams(config.load_environment(conf), conf)
+    families = family_streams.FamilyStreams(config.load_environment(conf), conf)
     members = families.members()
     families.close()
     loads = {name: isinstance(member.found, config.Stream) for name, member in members.items()}

@@ -12,18 +12,15 @@ from lakes import FIRST, StreamLake, decide, new_lake
 from no_spark import NO_SPARK
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
-from anabranch.config import Environment
-from anabranch.config.sections import Archive
+from anabranch.config import Environment, sections
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.state import SETTLED, Accepted
-from anabranch.spark import session
-from anabranch.spark.java import FIRST_COMPILER
-from batch_layer import job
+from anabranch.spark import java, session
+from batch_layer import job, stream_run
 from batch_layer.job import java_options, run_stream, share_of
-from batch_layer.stream_run import StreamRun
 
 SECOND, OPEN = shift(FIRST, 1), shift(FIRST, 2)
 BY_SPARK, BY_WORKERS = 500_000, 2_000_000
@@ -54,7 +51,7 @@ def test_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, of
 
 def test_offsets_of_a_topic_set_back_of_an_archive_and_of_accepted_hours(lake: StreamLake) -> None:
     assert share(lake, None, records=3) == 30 / BY_WORKERS
-    archive = Archive.model_validate({"raw": "30 days"})
+    archive = sections.Archive.model_validate({"raw": "30 days"})
     archived = replace(lake, stream=lake.stream.model_copy(update={"archive": archive}))
     assert share(archived, None) == 35 / BY_SPARK
     timeline = replace(lake.state().timeline, sealed={SECOND: Cut("t", {0: (10, 30)})})
@@ -75,7 +72,7 @@ def test_a_forgotten_hour_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
-        ([0.5, 0.5], FIRST_COMPILER),
+        ([0.5, 0.5], java.FIRST_COMPILER),
         ([0.5, 0.6], ""),
         ([0.1, Transient("the broker is unreachable")], ""),
     ],
@@ -132,7 +129,7 @@ def test_a_run_ends_with_its_outcome_in_any_case(tmp_path: Path, error: Refused 
     adapter._admin = adapter._consumer = Connection()
     job = Job(lake.environment, lake.stream, lake.again(), adapter)
 
-    def work(run: StreamRun) -> None:
+    def work(run: stream_run.StreamRun) -> None:
         if error is not None:
             raise error
 

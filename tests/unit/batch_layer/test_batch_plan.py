@@ -11,14 +11,12 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state, new_stream
 from no_spark import NO_SPARK
 
-from anabranch import config
-from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.snapshots import BRANCHES, Staged
+from anabranch import config, protocol
+from anabranch.iceberg import commits, snapshots
 from anabranch.job import Job
 from anabranch.lifecycle.maintenance import plan_dead_letters
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Position
-from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import (
     DECISIONS,
@@ -28,8 +26,7 @@ from anabranch.protocol.state import (
     main_only_hours,
 )
 from anabranch.protocol.watermarks import COMPLETE_THROUGH, complete_through
-from batch_layer import plan
-from batch_layer.rebuild import Rebuilder
+from batch_layer import plan, rebuild
 
 H0, H1 = FIRST, shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -49,7 +46,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def verdict(
     lake: StreamLake,
-    staged: Staged,
+    staged: snapshots.Staged,
     before: int = 0,
     lookback: frozenset[str] = frozenset(),
     age: timedelta = timedelta(0),
@@ -60,7 +57,7 @@ def verdict(
     )
 
 
-def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
+def accept(lake: StreamLake, staged: snapshots.Staged, revision: int) -> commits.Outcome:
     state = lake.state()
     rebuilt = plan.Rebuilt(H0, Accepted(revision, CUT), staged, (), HourAccount())
     return lake.publish(plan.plan_publish(state, [rebuilt], NOW), state)
@@ -72,14 +69,14 @@ def test_hours_of_which_another_program_expired_one_are_not_published(lake: Stre
     both = zip([(H0, CUT), (H1, EMPTY)], staged, strict=True)
     rebuilt = [plan.Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in both]
     lake.lake.discard(lake.name, staged[1])
-    assert lake.publish(plan.plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
+    assert lake.publish(plan.plan_publish(state, rebuilt, NOW), state) is commits.Outcome.REFUSED
     assert lake.state().accepted == {}
 
 
 def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     assert verdict(lake, staged) is plan.PublishCheck.PUBLISH
-    assert accept(lake, staged, 1) is Outcome.LANDED
+    assert accept(lake, staged, 1) is commits.Outcome.LANDED
     state = lake.state()
     assert lake.rows("main") == ROWS
     assert state.accepted == {H0: Accepted(1, CUT)}
@@ -95,7 +92,7 @@ def test_what_happened_since_the_staging_is_noticed(lake: StreamLake) -> None:
         verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is plan.PublishCheck.MOVED
     )
     mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
-    assert accept(lake, theirs, 1) is Outcome.LANDED
+    assert accept(lake, theirs, 1) is commits.Outcome.LANDED
     assert verdict(lake, mine) is plan.PublishCheck.OVERTAKEN
     assert plan.revision_now(lake.state(), H0, 0) == 1
     assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
@@ -140,11 +137,11 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
     for hour in run:
         before = lake.state()
         publish = plan.plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
-        assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
+        assert publish is not None and lake.publish(publish, before) is commits.Outcome.LANDED
         said = lake.state().branch_properties["main"][COMPLETE_THROUGH]
         assert complete_through(lake.state()) == said == hour
         moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
-    assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*BRANCHES}] + [{"main"}] * 2
+    assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*snapshots.BRANCHES}] + [{"main"}] * 2
     assert set(lake.state().accepted) == set(run)
     assert main_only_hours(lake.state().branch_properties) == tuple(run[-2:])
 
@@ -152,7 +149,7 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:
     lake, run = of_empty_hours(tmp_path, 2 * plan.ACCEPTED_AT_ONCE + 1)
     job = Job(new_environment(tmp_path), lake.stream, lake.lake, Broker().adapter)
-    results = Rebuilder(job, NO_SPARK).accept_empty(run)
+    results = rebuild.Rebuilder(job, NO_SPARK).accept_empty(run)
     assert [r.hour for r in results] == run
     state = lake.state()
     assert plan.waiting_hours(state) == []
@@ -171,7 +168,7 @@ def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
     """The hazards: `main` may show the speed layer's rows of it; ages count from its making."""
-    assert accept(lake, lake.stage(ROWS), 1) is Outcome.LANDED
+    assert accept(lake, lake.stage(ROWS), 1) is commits.Outcome.LANDED
     state = lake.state()
     later = NOW + timedelta(days=30)
     for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
@@ -253,7 +250,7 @@ def test_a_verdict_contains_its_inputs(changed: str) -> None:
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
     id = id or plan.decision_id("id", basis())
-    return ledger.decision(HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id, reason="no")
+    return protocol.ledger.decision(HOUR, kind, 1, REFUSED_CUT, REFUSED_AT, id, reason="no")
 
 
 def test_a_refusal_is_valid_and_written_once_while_its_inputs_are_unchanged() -> None:

@@ -15,18 +15,15 @@ from proofs import NOW
 from anabranch.common.errors import Refused, Unexpected
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Diff, HourAccount
+from anabranch.protocol import ledger, ledger_row, sealing
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.retention import plan_expire
-from anabranch.protocol.sealing import Sealed
-from batch_layer.archive import LostFiles
+from batch_layer import archive, stream_run
 from batch_layer.balance import Balance, Counted
 from batch_layer.build import Built, HourBuilder
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
-from batch_layer.stream_run import StreamRun
 
-NO_DIFF = Diff(0, 0, 0, 0, 0)
+NO_DIFF = ledger_row.Diff(0, 0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def test_a_replay_leaves_out_hours_whose_look_back_has_expired(lake: StreamLake)
     made, _ = rebuilder(lake, {HOURS[1]: 1, HOURS[2]: 1})
     with pytest.raises(Refused, match="its duplicates cannot be found any more"):
         made.rebuild(HOURS[1], RebuildRequest(restate=True))
-    results = StreamRun(made._job, made).replay(None)
+    results = stream_run.StreamRun(made._job, made).replay(None)
     assert [(r.hour, r.decision, r.revision) for r in results] == [(HOURS[2], "accepted", 2)]
 
 
@@ -74,7 +71,7 @@ def test_a_replay_passes_a_failed_hour(lake: StreamLake, monkeypatch: pytest.Mon
         return build(hour, *given)
 
     monkeypatch.setattr(hours, "build", fail)
-    run = StreamRun(made._job, made)
+    run = stream_run.StreamRun(made._job, made)
     with pytest.raises(Unexpected, match="found other rows"):
         run.replay(None)
     assert [(r.hour, r.decision, r.revision) for r in run.results] == [(HOURS[3], "accepted", 2)]
@@ -91,13 +88,13 @@ def test_an_expired_hour_is_not_decided_again(lake: StreamLake) -> None:
 
 def test_row_counts_of_expired_hours_are_compared(lake: StreamLake) -> None:
     day = [shift(HOURS[3], -24 * n) for n in range(4)]
-    account = HourAccount(offsets=10, good=10, dead=0, duplicate=0, gap=0, gaps={})
+    account = ledger_row.HourAccount(offsets=10, good=10, dead=0, duplicate=0, gap=0, gaps={})
     for hour in day[1:]:
         rows = [ledger.decision(hour, "accepted", 1, cut(HOURS[0]), NOW, new_id(), account=account)]
         if hour == day[3]:
             rows.append(ledger.decision(hour, "expired", 1, None, NOW, new_id()))
         lake.ledger.record(rows)
-    builder = HourBuilder(job_of(lake), NO_SPARK, LostFiles(job_of(lake)))
+    builder = HourBuilder(job_of(lake), NO_SPARK, archive.LostFiles(job_of(lake)))
     balance = Balance(cut(HOURS[3]), Counted(), Counted(), {}, {})
     found = builder._row_count_baseline(HOURS[3], balance, NO_DIFF, lake.state()).previous(3)
     assert found == [10] * 3
@@ -124,10 +121,10 @@ def test_an_hour_accepted_meanwhile_is_out(tmp_path: Path, monkeypatch: pytest.M
         rebuilt.append(hour)
         return Result(hour, "accepted", 1)
 
-    monkeypatch.setattr(made, "seal", lambda _: Sealed((), lake.state()))
+    monkeypatch.setattr(made, "seal", lambda _: sealing.Sealed((), lake.state()))
     monkeypatch.setattr(made, "accept_empty", meanwhile)
     monkeypatch.setattr(made, "rebuild", rebuild)
-    results = StreamRun(job, made).rebuild(None, RebuildRequest())
+    results = stream_run.StreamRun(job, made).rebuild(None, RebuildRequest())
     assert H0 in lake.state().accepted, "the race did not take place"
     assert ([r.hour for r in results], rebuilt) == ([H1, H2], [H2])
 
@@ -159,8 +156,8 @@ def test_a_named_hour_is_rebuilt_after_the_earlier_ones_that_wait_oldest_first(
         return Result(hour, "accepted", 1)
 
     monkeypatch.setattr("batch_layer.stream_run.require_ended", lambda *_: None)
-    monkeypatch.setattr(made, "seal", lambda _: Sealed((), lake.state()))
+    monkeypatch.setattr(made, "seal", lambda _: sealing.Sealed((), lake.state()))
     monkeypatch.setattr(made, "rebuild", rebuild)
-    StreamRun(job, made).rebuild({H2}, RebuildRequest(restate=True), backlog)
+    stream_run.StreamRun(job, made).rebuild({H2}, RebuildRequest(restate=True), backlog)
     assert done == rebuilt
     assert ("earlier hours wait: " in caplog.text) == (fails is not None)

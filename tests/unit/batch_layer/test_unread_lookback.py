@@ -14,14 +14,12 @@ from no_spark import NO_SPARK, Hours
 from anabranch.common.json_values import dump, parse
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger, state
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol import ledger, ledger_row, state
 from anabranch.protocol.merge import unread_hours
 from anabranch.protocol.state import Accepted, State, accepted_properties
-from batch_layer import stream_run
+from batch_layer import rebuild, stream_run
 from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_recheck
-from batch_layer.rebuild import Rebuilder, RebuildRequest
 
 H0, H1, H2 = (shift(FIRST, i) for i in range(3))
 CUTS = {H0: Cut("t", {0: (0, 10)}), H1: Cut("t", {0: (10, 20)}), H2: Cut("t", {0: (20, 30)})}
@@ -40,7 +38,7 @@ class WholeHours(Hours):
         self.built.append(hour)
         rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
         self.meanwhile()
-        account = HourAccount(good=10, dead=0, duplicate=0, gap=0)
+        account = ledger_row.HourAccount(good=10, dead=0, duplicate=0, gap=0)
         return Built(hour, cut, before, rows, None, account)
 
     def changes_events(self, built: Built, state: State) -> bool:
@@ -55,9 +53,9 @@ class WholeHours(Hours):
 
 def rebuilder(
     lake: StreamLake, meanwhile: Callable[[], None] = lambda: None
-) -> tuple[Rebuilder, WholeHours]:
+) -> tuple[rebuild.Rebuilder, WholeHours]:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    made, hours = Rebuilder(job, NO_SPARK), WholeHours(lake, meanwhile)
+    made, hours = rebuild.Rebuilder(job, NO_SPARK), WholeHours(lake, meanwhile)
     made._hours = hours  # type: ignore[assignment]
     return made, hours
 
@@ -93,7 +91,7 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     read(lake, 10)
     why = f"duplicates rechecked: the speed layer has now read {H0} completely"
     found = stream_run.to_recheck(made._job, lake.state())
-    assert found == {H1: RebuildRequest(restate=True, why=why)}
+    assert found == {H1: rebuild.RebuildRequest(restate=True, why=why)}
     hours.built.clear()
     result = made.rebuild(H1, found[H1])
     assert (result.decision, result.revision, result.reason) == ("accepted", 2, why)
@@ -114,7 +112,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
     made, hours = rebuilder(lake)
     real = hours.build
     hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
-    made.rebuild(H1, RebuildRequest(accept=True, why="known"))
+    made.rebuild(H1, rebuild.RebuildRequest(accept=True, why="known"))
     read(lake, 10)
     assert stream_run.to_recheck(made._job, lake.state())[H1].accept
 

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conf_folders import write_environment, write_stream
 
-from anabranch.cli import main
-from anabranch.common import errors
+from anabranch import cli, common
 from anabranch.protocol.ledger_row import HourAccount
 from batch_layer.job import StreamOutcome, print_outcomes
 from batch_layer.rebuild import Result as HourResult
@@ -38,7 +37,7 @@ def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
     def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
-        return list(given), CliRunner().invoke(main, ["batch", *arguments, "--conf", str(conf)])
+        return list(given), CliRunner().invoke(cli.main, ["batch", *arguments, "--conf", str(conf)])
 
     return run
 
@@ -93,7 +92,7 @@ def test_wrong_work_is_refused(submitted: Submitted, arguments: tuple[str, ...],
     ],
 )  # fmt: skip
 def test_one_exit_code_names_what_to_look_at_first(codes: list[int], expected: int) -> None:
-    assert errors.combined_exit_code(codes) == expected
+    assert common.errors.combined_exit_code(codes) == expected
 
 
 def hour(decision: str, hour: str = HOUR, reason: str | None = None) -> HourResult:
@@ -104,10 +103,10 @@ OUTCOMES = [
     StreamOutcome("good", (hour("accepted"),)),
     StreamOutcome("refused", (hour("refused", reason="too few rows"),)),
     StreamOutcome("beside", (hour("accepted"), hour("refused", "2026-11-21T01"))),
-    StreamOutcome("away", (hour("accepted"),), errors.Transient("Kafka did not answer")),
-    StreamOutcome("recreated", (), errors.PositionError("another topic")),
-    StreamOutcome("broken", (), errors.ConfigurationError("no such key")),
-    StreamOutcome("bug", (), errors.Unexpected("a bug")),
+    StreamOutcome("away", (hour("accepted"),), common.errors.Transient("Kafka did not answer")),
+    StreamOutcome("recreated", (), common.errors.PositionError("another topic")),
+    StreamOutcome("broken", (), common.errors.ConfigurationError("no such key")),
+    StreamOutcome("bug", (), common.errors.Unexpected("a bug")),
     StreamOutcome("idle"),
 ]
 

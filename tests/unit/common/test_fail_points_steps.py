@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.common import fail_points
-from anabranch.common.errors import ConfigurationError
+from anabranch.common import errors, fail_points
 from anabranch.common.fail_points import Step, parse, reach
 
 
@@ -40,7 +39,7 @@ def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     "value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"]
 )
 def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"ANABRANCH_FAIL_AT: expected"):
+    with pytest.raises(errors.ConfigurationError, match=r"ANABRANCH_FAIL_AT: expected"):
         parse(value)
 
 

@@ -14,17 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from anabranch.common.errors import AnabranchError
-from anabranch.common.health import read_record
+from anabranch.common import errors, health
 from anabranch.common.json_values import parse, read_property, to_json
-from anabranch.iceberg.files import FOLDERS
-from anabranch.iceberg.other_tables import read_log
+from anabranch.iceberg import files, other_tables
 from anabranch.iceberg.owner import FORMAT, Owner
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
-from anabranch.protocol import ledger, registers, state
+from anabranch.protocol import ledger, publish_queue, registers, state
 from anabranch.protocol.measured import MAINTAINED, read_measured, read_runs
-from anabranch.protocol.publish_queue import MALFORMED_BOUND, TURN, read_queue
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 from serving_layer.changes import PREFIX, Token
 from serving_layer.egress.folder import Begun, Manifest
@@ -135,7 +132,7 @@ STORED = {
         read_measured, {"speed": {"seconds": {"stage": [1.5, {"1": 2}]}, "counts": {"a": {"b": 1}}}}, is_empty,
     ),
     "owner": Decoder(Owner.from_json, {"stream": "s", "topic": "t", "cluster_id": "c", "format": FORMAT}),
-    "folders": value_of(FOLDERS, partial(parse, list[str]), ["s3://b/f"], "[]"),
+    "folders": value_of(files.FOLDERS, partial(parse, list[str]), ["s3://b/f"], "[]"),
 }  # fmt: skip
 LEDGER = {
     "cut": {"0": [1, 5]},
@@ -173,9 +170,9 @@ DECODERS: dict[str, Decoder] = {
     "position of the sender": Decoder(SenderPosition.decode, {"place": "p", "done": DELIVERY, "at": SENT}),
     "token": Decoder(read_token, {"s": "s", "f": "h", "c": [1, "d"], "a": {"h": [1, "batch", "e"]}}),
     "queue": Decoder(
-        lambda text: read_queue({f"{TURN}id": text}),
+        lambda text: publish_queue.read_queue({f"{publish_queue.TURN}id": text}),
         {"number": 1, "bound": 1.0, "what": "", "by": "", "asked_at": ""},
-        lambda found: found[0].bound == MALFORMED_BOUND,
+        lambda found: found[0].bound == publish_queue.MALFORMED_BOUND,
     ),
     "maintenance": Decoder(
         lambda text: read_runs({f"{MAINTAINED}.id": text}),
@@ -183,14 +180,14 @@ DECODERS: dict[str, Decoder] = {
         lambda found: found == (),
     ),
     "log of a file sink": Decoder(
-        lambda text: read_log(["0", "1"], lambda name: f"v1\n{text}", "folder"),
+        lambda text: other_tables.read_log(["0", "1"], lambda name: f"v1\n{text}", "folder"),
         {"path": "file:/x/part-0", "size": 1, "action": "add"},
         lambda found: found.entries == (),
     ),
     "Avro schema": Decoder(avro_fields, AVRO),
     "JSON Schema": Decoder(json_schema_fields, JSON_SCHEMA),
 }  # fmt: skip
-REFUSED = (AnabranchError, NotAColumn)
+REFUSED = (errors.AnabranchError, NotAColumn)
 
 TEXTS = {
     "brackets": "[" * 100_000, "objects": '{"a":' * 100_000,
@@ -263,5 +260,5 @@ def test_another_value_at_any_place_raises_no_other_exception(decoder: Decoder) 
 def test_a_health_file_of_others_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "health"
     file.write_text(text)
-    with pytest.raises(AnabranchError, match="expected the health file of a speed job"):
-        read_record(file)
+    with pytest.raises(errors.AnabranchError, match="expected the health file of a speed job"):
+        health.read_record(file)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from conf_folders import said
 
-from anabranch.common import health
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common import errors, health
 from anabranch.common.health import HealthRecord, find_fault, health_file, record_start
 
 TRIGGER = timedelta(seconds=2)
@@ -86,14 +85,14 @@ def test_a_file_is_one_jobs_in_a_folder_that_may_be_full(
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.2)
     with (
         health_file(tmp_path / "speed", TRIGGER),
-        pytest.raises(Transient),
+        pytest.raises(errors.Transient),
         health_file(tmp_path / "speed", TRIGGER),
     ):
         pass
     with health_file(None, TRIGGER) as note:
         note()
     with (
-        pytest.raises(ConfigurationError, match="--health"),
+        pytest.raises(errors.ConfigurationError, match="--health"),
         health_file(tmp_path / "no" / "speed", TRIGGER),
     ):
         pass

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-from anabranch.common import output
-from anabranch.common.errors import ConfigurationError
+from anabranch.common import errors, output
 
 
 @dataclass(frozen=True)
@@ -184,12 +183,12 @@ def test_json_and_parquet_are_the_table(
 
 def test_a_place_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    with pytest.raises(ConfigurationError, match="found a terminal"):
+    with pytest.raises(errors.ConfigurationError, match="found a terminal"):
         output.write_result(RESULT.to_reader(), "parquet")
-    with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
+    with pytest.raises(errors.ConfigurationError, match=r"nowhere/r\.csv"):
         output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
     months = pa.array([(1, 0, 0)], pa.month_day_nano_interval())
-    with pytest.raises(ConfigurationError, match=r"Parquet: .*interval.*CAST"):
+    with pytest.raises(errors.ConfigurationError, match=r"Parquet: .*interval.*CAST"):
         output.write_result(pa.table({"n": months}).to_reader(), "parquet", tmp_path / "r")
 
 
@@ -219,5 +218,5 @@ def test_two_results_for_one_file_leave_one_of_them_whole(tmp_path: Path) -> Non
 )
 def test_a_value_without_a_form_is_named(value: pa.Scalar, form: Any, tmp_path: Path) -> None:
     result = pa.table({"n": [1], "far": pa.repeat(value, 1)})
-    with pytest.raises(ConfigurationError, match=r"column far: .*CAST"):
+    with pytest.raises(errors.ConfigurationError, match=r"column far: .*CAST"):
         output.write_result(result.to_reader(), form, tmp_path / "r")

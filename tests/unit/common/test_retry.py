@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from running import TRIED_AGAIN
 
+from anabranch import config, spark
+from anabranch.common import counters, remote_errors, temporary
 from anabranch.common import retry as attempts_module
-from anabranch.common.counters import RETRIES, TALLY
 from anabranch.common.errors import (
     ConfigurationError,
     NotYet,
@@ -22,12 +23,8 @@ from anabranch.common.errors import (
     Unexpected,
     Unexplained,
 )
-from anabranch.common.remote_errors import asked_service
 from anabranch.common.retry import UNEXPLAINED_TRIES, Retry, attempts, doubling, jitter
-from anabranch.common.temporary import locked
-from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.spark import jars
 
 QUICK = timedelta(milliseconds=10)
 
@@ -88,16 +85,16 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
     ],
 )  # fmt: skip
 def test_each_failure_is_counted_by_its_service(message: str, service: str) -> None:
-    before, error = TALLY.totals(), Transient(message)
+    before, error = counters.TALLY.totals(), Transient(message)
     assert _retry().call("stream s", _failing(error, error)) == "done"
-    assert TALLY.totals() - before == {(RETRIES, service): 2}
+    assert counters.TALLY.totals() - before == {(counters.RETRIES, service): 2}
 
 
 def test_the_class_of_a_java_exception_names_the_service() -> None:
     error = Transient("publish a micro-batch: it may pass")
     cause = "Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)"
     error.__cause__ = RuntimeError(cause)
-    assert asked_service(error) == "s3"
+    assert remote_errors.asked_service(error) == "s3"
 
 
 @pytest.mark.parametrize(
@@ -232,14 +229,14 @@ def test_pauses_are_random_capped_and_one_where_there_is_no_time(clock: Clock) -
 def test_a_lock_is_awaited_up_to_a_deadline(clock: Clock, tmp_path: Path) -> None:
     calls: list[bool] = []
     with (
-        locked(tmp_path / "lock", 5),
+        temporary.locked(tmp_path / "lock", 5),
         pytest.raises(Transient, match=r"lock .*lock: expected it within 1 s"),
-        locked(tmp_path / "lock", 1, lambda: calls.append(True)),
+        temporary.locked(tmp_path / "lock", 1, lambda: calls.append(True)),
     ):
         pytest.fail("two have one lock")
     assert calls == [True], "reported once"
     assert sum(clock.pauses) == pytest.approx(1.0, abs=0.11)
-    with locked(tmp_path / "lock", 1, lambda: calls.append(True)):
+    with temporary.locked(tmp_path / "lock", 1, lambda: calls.append(True)):
         assert calls == [True]
 
 
@@ -248,12 +245,12 @@ def test_jars_are_requested_four_times(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     answers, lines = iter([["no network"]] * failures + [None]), list[str]()
-    monkeypatch.setattr(jars, "_run_ivy", lambda *_: next(answers))
-    if failures < jars.ATTEMPTS:
-        jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
+    monkeypatch.setattr(spark.jars, "_run_ivy", lambda *_: next(answers))
+    if failures < spark.jars.ATTEMPTS:
+        spark.jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
     else:
         with pytest.raises(Transient, match=r"in 4 attempts.*\n.*no network"):
-            jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
+            spark.jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
     pauses = [2, 4, 8][:failures]
     assert clock.pauses == pauses
     named = [f"download failed: no network; next try in {pause} s" for pause in pauses]
@@ -264,7 +261,7 @@ def test_jars_are_requested_four_times(
 def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seconds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
-    adapter, steps = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[str]()
+    adapter, steps = KafkaAdapter(config.Kafka(bootstrap_servers="127.0.0.1:1")), list[str]()
     monkeypatch.setattr(adapter, "close", lambda: steps.append("close"))
 
     def question() -> int:

@@ -11,8 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from anabranch.cli import main
-from anabranch.config import load_environment
+from anabranch import cli, config
 from anabranch.spark.settings import exposed_keys, session_settings
 from anabranch.spark.submit import submit_command
 
@@ -62,7 +61,7 @@ def test_every_command_of_ours_exists() -> None:
         of_shell = arguments[0] == "sh" and re.findall(r"anabranch [^;|]+", arguments[2])
         for command in map(shlex.split, of_shell or [shlex.join(arguments)]):
             assert command[0] == "anabranch"
-            main.commands[command[1]].make_context(command[1], list(command[2:]))
+            cli.main.commands[command[1]].make_context(command[1], list(command[2:]))
             named_ones.add(command[1])
     assert named_ones == {"apply", "speed", "batch", "page"}
 
@@ -132,7 +131,7 @@ def test_the_speed_layers_probes_read_the_jobs_file(speed: dict[str, Any]) -> No
     probes = {name: speed[name]["exec"]["command"] for name in named_probes}
     for command in probes.values():
         assert command[:3] == ["anabranch", "health", file]
-        main.commands["health"].make_context("health", list(command[2:]))
+        cli.main.commands["health"].make_context("health", list(command[2:]))
     # A restart by the kubelet must not be what fails the next liveness probe.
     liveness = {name for name, command in probes.items() if "--liveness" in command}
     assert liveness == {"startupProbe", "livenessProbe"}
@@ -156,7 +155,7 @@ def test_the_configuration_makes_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
     for name in re.findall(r"\$\{([A-Z_]+)", CONF):
         monkeypatch.setenv(name, name.lower())
     (tmp_path / "anabranch.yaml").write_text(CONF)
-    environment = load_environment(tmp_path)
+    environment = config.load_environment(tmp_path)
     command, process = submit_command(environment, "speed_layer", ["--stream", "game_events"])
     given = [command[i + 1] for i, word in enumerate(command) if word == "--conf"]
     settings = dict(one.split("=", 1) for one in given)

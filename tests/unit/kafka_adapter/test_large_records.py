@@ -10,8 +10,7 @@ from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from anabranch.kafka import client
-from anabranch.kafka.batches import Fetched
+from anabranch.kafka import batches, client
 from anabranch.kafka.large_records import POLLED, Stretch, find_large
 
 LIMIT = 100_000
@@ -38,11 +37,11 @@ class Log:
         self.end += len(values)
         return self
 
-    def fetch(self, offset: int, size: int) -> Fetched:
+    def fetch(self, offset: int, size: int) -> batches.Fetched:
         """A few batches at a time."""
         data = [data for _, end, data in self.batches if end > offset][:3]
         first = min((s for s, e, _ in self.batches if e > offset), default=0)
-        return Fetched(b"".join(data), ((7, first),), 0, self.end)
+        return batches.Fetched(b"".join(data), ((7, first),), 0, self.end)
 
 
 def find(log: Log, start: int = 0, end: int | None = None) -> list[Stretch]:

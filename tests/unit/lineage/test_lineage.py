@@ -22,23 +22,20 @@ from openlineage.client.serde import Serde
 from proofs import NOW
 from pydantic import SecretStr
 
-from anabranch import config
+from anabranch import config, lineage
 from anabranch.cli.jobs import batch
 from anabranch.common import errors
-from anabranch.config import Catalog, Kafka
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.lineage import parse_run
 from anabranch.lineage import receiver as receiver_module
 from anabranch.lineage import reporting as reporting_module
 from anabranch.lineage.events import Name, catalog_address, catalog_name, table_name, topic_name
 from anabranch.lineage.receiver import Receiver
 from anabranch.lineage.reporting import report_lineage
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
 
 TASK = "team/a/anabranch_hourly__events.rebuild/019aa2f0-0000-7000-8000-000000000001"
@@ -288,7 +285,7 @@ def test_a_failure_of_the_job_sends_and_one_of_the_lake_fails_no_hour(
         accept(lake, HOURS[0], 8)
         raise errors.Unexpected("rebuild hour: an overflow")
     assert list(receiver.runs().values()) == [["START", "COMPLETE"]]
-    monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
+    monkeypatch.setattr(ledger.Ledger, "history_since", lambda *_: 1 / 0)
     with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
     assert receiver.asked == 0
@@ -357,17 +354,17 @@ def test_a_wrong_event_is_found(lake: StreamLake, spoil: Callable[[dict[str, Any
 
 
 def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
-    several = Kafka(bootstrap_servers="SASL_SSL://broker-1:9093, broker-2:9093")
+    several = config.Kafka(bootstrap_servers="SASL_SSL://broker-1:9093, broker-2:9093")
     assert topic_name(several, "t") == Name("kafka://broker-1:9093", "t")
     in_bucket = table_name("s3://lake/warehouse/games/events")
     assert in_bucket == Name("s3://lake", "warehouse/games/events")
     in_folder = table_name("file:///data/warehouse/games/events/")
     assert in_folder == Name("file", "/data/warehouse/games/events")
     named: dict[str, Any] = {"name": "lake", "warehouse": "s3://lake/w"}
-    secret = Catalog(uri="postgresql+psycopg2://u:p%40ss@db:5432/catalog?sslmode=x", **named)
+    secret = config.Catalog(uri="postgresql+psycopg2://u:p%40ss@db:5432/catalog?sslmode=x", **named)
     assert catalog_address(secret) == "postgresql+psycopg2://db:5432/catalog"
-    rest = Catalog(type="rest", uri="https://catalog/api", **named)
-    glue = Catalog(type="glue", properties={"glue.id": SecretStr("123")}, **named)
+    rest = config.Catalog(type="rest", uri="https://catalog/api", **named)
+    glue = config.Catalog(type="glue", properties={"glue.id": SecretStr("123")}, **named)
     of_glue = Name("arn:aws:glue:eu-central-1:123", "table/games/events")
     for catalog, name in (
         (secret, None), (rest, Name("https://catalog/api", "games.events")), (glue, of_glue),
@@ -384,11 +381,11 @@ ID = "019aa2f0-0000-7000-8000-000000000001"
 @pytest.mark.parametrize("text", ["", "a/b", f"/b/{ID}", "a/b/1", f"a//{ID}"])
 def test_an_invalid_run_of_a_scheduler_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAMESPACE/JOB/RUN ID"):
-        parse_run(text)
+        lineage.parse_run(text)
 
 
 def test_the_namespace_of_a_run_may_have_slashes() -> None:
-    assert parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
+    assert lineage.parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
 
 
 @pytest.mark.parametrize("option", ["--parent-run", "--root-run"])

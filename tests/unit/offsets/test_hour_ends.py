@@ -31,7 +31,6 @@ from anabranch.offsets.hour_ends import (
 from anabranch.offsets.hours import Timeline, end_of, hour_of, start_of
 from anabranch.offsets.position import Offsets, Stamped, Topic
 from anabranch.protocol import sealing
-from anabranch.protocol.sealing import Seen
 from anabranch.protocol.state import State
 from speed_layer.plan import assign
 
@@ -76,7 +75,7 @@ def begun() -> State:
 
 
 def decide(
-    kafka: Kafka, state: State | None = None, seen: Seen | None = None
+    kafka: Kafka, state: State | None = None, seen: sealing.Seen | None = None
 ) -> list[hours.HourRange]:
     """The hours of the whole log, decided as by a batch layer that runs for the first time."""
     state, seen = state or begun(), {} if seen is None else seen
@@ -131,7 +130,7 @@ def test_questions_are_few_in_a_healthy_log_of_known_windows_and_of_empty_hours(
     assert hours_of(kafka) == expected(kafka.log[0])
     assert kafka.looks <= kafka.questions + 2 <= 55
     kafka = Kafka(log={0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
-    seen: Seen = {}
+    seen: sealing.Seen = {}
     decide(kafka, seen=seen)
     before, kafka.looks = kafka.looks, 0
     decide(kafka, seen=seen)

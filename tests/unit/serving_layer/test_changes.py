@@ -25,7 +25,6 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol import acts, apply, ledger
-from anabranch.protocol.apply import restore_ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import Accepted, State
 from serving_layer import changes
@@ -345,7 +344,7 @@ def test_a_new_ledger_gives_every_hour(lake: StreamLake, caplog: pytest.LogCaptu
     lake.lake.catalog.drop_table(lake.stream.hours_table)
     name = lake.stream.hours_table
     admin.create(lake.lake, name, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
-    restore_ledger(lake.lake, lake.stream)
+    apply.restore_ledger(lake.lake, lake.stream)
     assert [c.hour for c in feed.poll(job, feed.start_from(job, last.token))] == HOURS[:2]
     assert "was recreated" in caplog.text
 

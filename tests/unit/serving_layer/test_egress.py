@@ -22,16 +22,14 @@ from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.common.temporary import locked
 from anabranch.config.sections import Target
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, snapshots
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.doctor import streams
 from anabranch.operations.doctor.finding import Issue
 from anabranch.operations.reports.status import status
 from anabranch.protocol import acts, deliveries
-from anabranch.protocol.deliveries import Delivery
 from serving_layer import egress as room
 from serving_layer.egress.folder import (
     LocalStorage,
@@ -79,7 +77,7 @@ def folder_of(folder: Path, hour: str = FIRST) -> Path:
     return folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
 
 
-def run(folder: Path) -> list[Delivery]:
+def run(folder: Path) -> list[deliveries.Delivery]:
     """Deliver all that is to be delivered."""
     job = job_of(folder)
     return [d for target in room.targets_of(job, None) for d in room.deliver(job, target)]
@@ -331,7 +329,7 @@ def test_another_processs_marker_stays(lake: StreamLake, monkeypatch: pytest.Mon
     run(lake.folder)
     accept(lake, FIRST, 4)
     monkeypatch.setattr("serving_layer.egress.folder.locked", lambda *_, **__: nullcontext())
-    real, others = LocalStorage.names, list[Delivery]()
+    real, others = LocalStorage.names, list[deliveries.Delivery]()
 
     def overtaken(self: LocalStorage, folder: str) -> frozenset[str]:
         found = real(self, folder)
@@ -533,7 +531,7 @@ def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Pa
 def test_a_redelivery_is_refused_until_main_is_merged(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: no hour was delivered, and no later run delivered any."""
     accept(lake, FIRST, 7)
-    before = heads(lake.table())["batch"]
+    before = snapshots.heads(lake.table())["batch"]
     accept(lake, HOURS[0], 10)
     run(tmp_path)
     lake.set_back("batch", before)

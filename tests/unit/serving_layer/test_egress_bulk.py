@@ -7,10 +7,10 @@ import pytest
 
 from anabranch import config
 from anabranch.common.errors import Transient
-from serving_layer.egress.hour import Identity
+from serving_layer.egress import hour
 from serving_layer.egress.search import Index, document, read_answer
 
-DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
+DOCUMENTS = [document(hour.Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
 
 
 def test_a_document_is_sent_by_another_version() -> None:

@@ -15,10 +15,9 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.rewriting import RowReader
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.offsets.position import Ranges
 from anabranch.records.hashes import HASH, find_hashes, find_keys, hash_at, hash_keys, keys_at
 from serving_layer import layer_diff as layer_files
@@ -35,14 +34,14 @@ class Layers:
 
     def __init__(self, folder: Path, ddl: str) -> None:
         self._lake = new_lake(folder).lake
-        admin.create(self._lake, NAME, rows_schema(new_stream(schema=ddl)), (), {})
+        admin.create(self._lake, NAME, table_schemas.rows_schema(new_stream(schema=ddl)), (), {})
 
     @property
     def table(self) -> Table:
         return self._lake.load(NAME)
 
     def evolve(self, ddl: str) -> None:
-        evolve(self._lake, NAME, rows_columns(new_stream(schema=ddl)))
+        evolve(self._lake, NAME, table_schemas.rows_columns(new_stream(schema=ddl)))
 
     def write(self, rows: Sequence[tuple[Place, Values]]) -> list[DataFile]:
         """Append rows; return the new files."""

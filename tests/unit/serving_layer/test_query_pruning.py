@@ -24,8 +24,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, IdentityTransform
 from queries import sources
 
-from anabranch.common.errors import ConfigurationError, FileGone
-from anabranch.common.logs import Progress
+from anabranch.common import errors, logs
 from serving_layer.query import Answer, Derived, open_query
 
 NAME = "games.events"
@@ -91,7 +90,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
-    progress = Progress(logging.getLogger(), "query", "files")
+    progress = logs.Progress(logging.getLogger(), "query", "files")
     sql = f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
     with open_query(sql, sources({NAME: beside.table}), progress=progress) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
@@ -232,7 +231,7 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
     try:
         assert _ids(beside, "ingest_hour = '2026-11-21T02'")[0] == [*range(200, 207)]
         assert _ids(beside, "made = '2026-11-21 02:00+00'")[0] == [*range(200, 207)]
-        with pytest.raises(FileGone, match=r"expected the manifests of games\.events"):
+        with pytest.raises(errors.FileGone, match=r"expected the manifests of games\.events"):
             _ids(beside, "true")
     finally:
         for path in Path(beside.table.location().removeprefix("file://")).rglob("*.away"):
@@ -244,7 +243,7 @@ def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> N
 def test_an_error_whose_text_duckdb_cuts_within_a_character(before: int, rows: str) -> None:
     text = f"repeat('x', {before}) || repeat('語', 200 + i::INT)"
     sql = f"SELECT ({text})::JSON ->> '$.a' FROM {rows} t(i)"
-    with pytest.raises(ConfigurationError, match=r"^query: "), open_query(sql, {}) as answer:
+    with pytest.raises(errors.ConfigurationError, match=r"^query: "), open_query(sql, {}) as answer:
         answer.rows.read_all()
 
 
@@ -259,6 +258,6 @@ def test_a_name_that_a_statement_composes_is_refused(sql: str) -> None:
     """The hazard: no name in the statement is the table's: it is not opened, it has no rows."""
     rows = Derived("FROM temp.main.rows", {}, {"rows": ds.dataset(pa.table({"n": [1, 2]}))})
     found = "one that the statement composes; write it out"
-    refused = pytest.raises(ConfigurationError, match=found)
+    refused = pytest.raises(errors.ConfigurationError, match=found)
     with refused, open_query(sql, {"games.events": lambda: rows}) as answer:
         answer.rows.read_all()

@@ -37,8 +37,7 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.snapshots import heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
-from anabranch.protocol import acts, sealing
-from anabranch.protocol.watermarks import Watermarks
+from anabranch.protocol import acts, sealing, watermarks
 from serving_layer.changes import start_from
 from serving_layer.reader.selection import Shown, accepted_revisions, find_snapshot
 
@@ -223,7 +222,7 @@ def test_provenance_and_watermarks_are_those_of_now_or_of_a_snapshot(one: Stream
         handle = anabranch.open("events", conf=one.folder, as_of=at)
         shown = handle.provenance(hours=NEXT).hours
         assert [(h.layer, h.revision, h.note) for h in shown] == [expected]
-        assert handle.watermarks() == Watermarks(through, start_of(OPEN))
+        assert handle.watermarks() == watermarks.Watermarks(through, start_of(OPEN))
 
 
 def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> None:

@@ -19,8 +19,7 @@ from lakes import DDL, StreamLake
 from proofs import BEFORE, HOUR, NEXT, accept, event, new_proof, read, rebuild, stage_rows
 
 import anabranch
-from anabranch.cli import main
-from anabranch.common.errors import PositionError, Refused
+from anabranch import cli, common
 from anabranch.common.temporary import process_folder
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import heads
@@ -29,8 +28,7 @@ from anabranch.offsets.position import Ranges, Topic
 from anabranch.protocol.erasure import HashedValues, HourFilter, Key
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import KEPT, Accepted
-from serving_layer.reader import RowsThenTopic, topic_tail
-from serving_layer.reader.selection import Selection
+from serving_layer.reader import RowsThenTopic, selection, topic_tail
 
 OPEN = shift(NEXT, 1)
 COUNT = "SELECT count(*) AS n, count(DISTINCT kafka_offset) AS offsets FROM games.events"
@@ -153,7 +151,7 @@ def test_following_continues_at_the_end(one: StreamLake, log: Log) -> None:
     log.append(1)
     assert next_offsets(reading, 1) == [16]
     log.id = "recreated"
-    with pytest.raises(PositionError, match="expected id t"):
+    with pytest.raises(common.errors.PositionError, match="expected id t"):
         next(reading)
 
 
@@ -175,7 +173,7 @@ def test_dead_letters_and_deleted_offsets_are_counted(one: StreamLake, log: Log)
 def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> None:
     state, kept = one.state(), {KEPT: json.dumps([NEXT])}
     one.publish(Publish(new_id(), (Change("main", properties=kept),), state.timeline), state)
-    with pytest.raises(Refused, match=f"which records of hour {NEXT} main has"):
+    with pytest.raises(common.errors.Refused, match=f"which records of hour {NEXT} main has"):
         then_topic(one)
 
 
@@ -184,7 +182,7 @@ def test_a_consumer_continues(one: StreamLake, log: Log, monkeypatch: pytest.Mon
 
     def position(form: str) -> Any:
         arguments = ["status", "events", "--position", form, "--conf", str(one.folder)]
-        return CliRunner().invoke(main, arguments)
+        return CliRunner().invoke(cli.main, arguments)
 
     assert json.loads(position("spark").stdout) == {"events": {"0": 7, "1": 0}}
     assert position("kafka").stdout == "events,0,7\nevents,1,0\n"
@@ -207,7 +205,7 @@ def test_a_live_query_names_what_it_left_out(one: StreamLake, log: Log) -> None:
     log.bad = {12: b"{"}
 
     def ask(*arguments: str) -> Any:
-        return CliRunner().invoke(main, ["query", *arguments, "--conf", str(one.folder)])
+        return CliRunner().invoke(cli.main, ["query", *arguments, "--conf", str(one.folder)])
 
     done = ask(COUNT, "--live")
     left = f"games.events: snapshot {heads(one.table())['main']}, then 6 records of the topic (left out: 1 dead letters)"
@@ -231,7 +229,7 @@ def test_a_live_query_keeps_no_records_and_no_dead_letters(one: StreamLake, log:
     def stored() -> list[Path]:
         return [*process_folder("query").glob("*.parquet")]
 
-    with reader.query(COUNT, Selection(), tails=tails) as answer:
+    with reader.query(COUNT, selection.Selection(), tails=tails) as answer:
         assert answer.rows.read_all().to_pylist() == [{"n": 12, "offsets": 12}]
         assert len(stored()) == 1
     assert not stored()

@@ -37,23 +37,19 @@ from scale import measured
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
-from anabranch.iceberg import admin, expiry, table_schemas
-from anabranch.iceberg.commits import Change
+from anabranch.iceberg import admin, commits, expiry, schema_evolution, table_schemas
 from anabranch.iceberg.file_io import write_files
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.schema_evolution import Columns
 from anabranch.iceberg.snapshots import head, heads
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
 from anabranch.offsets.position import Position
-from anabranch.protocol import acts, apply
+from anabranch.protocol import acts, apply, merge, watermarks
 from anabranch.protocol import state as state_module
 from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.state import Accepted, Confirmed, State
-from anabranch.protocol.watermarks import plan_hours, plan_open_spans
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer import views as filling
 from serving_layer.reader import Reader, StreamTable
@@ -143,7 +139,7 @@ class Story:
         self.cuts[hour] = Cut("t", {0: (before.start[0], self.offset)})
         sealed, start = before.sealed | {hour: self.cuts[hour]}, {0: self.offset}
         timeline = replace(before, open=shift(hour, 1), start=start, sealed=sealed)
-        self.one.change(Change("speed"), timeline=timeline, state=state)
+        self.one.change(commits.Change("speed"), timeline=timeline, state=state)
         return True
 
     def accept(self) -> bool | None:
@@ -247,7 +243,7 @@ def aggregated(
     if start is not None:
         assert stream.event_time is not None
         end = start + view.window
-        first, last = plan_hours(stream.event_time, start, end)
+        first, last = watermarks.plan_hours(stream.event_time, start, end)
         assert first is not None
         assert last is not None
         hours = hours_between(max(first, state.timeline.first), shift(last, 1))
@@ -380,7 +376,7 @@ def test_a_changed_definition_is_computed_again(one: StreamLake, view: View) -> 
         if lacks:
             with pytest.raises(Terminal, match="run `anabranch apply events`"):
                 fill(other.lake, other.stream, view)
-            apply.evolve(one.lake, name, Columns(wanted, ""))
+            apply.evolve(one.lake, name, schema_evolution.Columns(wanted, ""))
         assert fill(other.lake, other.stream, view) == 3 and len(taken(other)) == 3
         assert read(other, view) == grouped(other, view)
     aggregates = {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}  # type: ignore[dict-item]
@@ -402,7 +398,7 @@ def test_a_branch_set_back_and_restated_is_not_what_it_was(story: Story, view: V
     one.set_back("batch", before)
     assert taken(one) == set(), "main is not made from its branches as they are"
     assert read(one, view) == grouped(one, view)
-    merge(one.lake, one.stream)
+    merge.merge(one.lake, one.stream)
     story.revisions[FIRST] = 1
     story.rows[FIRST] *= 2
     story.restate()
@@ -506,15 +502,15 @@ def test_a_window_is_complete_when_all_its_hours_are_accepted(data: st.DataObjec
     state = new_state(timeline, settled_before=shift(FIRST, 12))
     start = start_of(FIRST) + timedelta(minutes=data.draw(st.integers(-600, 900)))
     end = start + timedelta(minutes=data.draw(st.integers(1, 200)))
-    first, last = plan_hours(bounds, start, end)
+    first, last = watermarks.plan_hours(bounds, start, end)
     assert last is not None
     asked = hours_between(max(first or FIRST, FIRST), shift(last, 1))
-    spans = plan_open_spans(bounds, state)
+    spans = watermarks.plan_open_spans(bounds, state)
     assert spans is not None
     touched = any(end > begin and (until is None or start <= until) for begin, until in spans)
     assert touched != all(state.is_accepted(h) for h in asked)
     assert all(a[1] is not None and a[1] < b[0] for a, b in pairwise(spans))
-    assert plan_open_spans(EventTime(column="at"), state) is None
+    assert watermarks.plan_open_spans(EventTime(column="at"), state) is None
 
 
 def test_sketches_and_digests_do_not_depend_on_the_parts() -> None:

@@ -24,9 +24,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.errors import Terminal, Transient
-from anabranch.iceberg import admin, rewriting, table_schemas
+from anabranch.iceberg import admin, manifests, rewriting, schema_evolution, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
-from anabranch.iceberg.manifests import files_of
 from anabranch.iceberg.rewriting import (
     Rewritten,
     group_by_schema,
@@ -35,7 +34,6 @@ from anabranch.iceberg.rewriting import (
     rewrite_kept,
     schema_text,
 )
-from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.publish_queue import join_queue, remove_turn
@@ -264,7 +262,7 @@ def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
 def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLake) -> None:
     before = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2)]
     stream = new_stream(schema="id STRING NOT NULL, n BIGINT, more STRING")
-    evolve(lake.lake, lake.name, table_schemas.rows_columns(stream))
+    schema_evolution.evolve(lake.lake, lake.name, table_schemas.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
     groups = group_by_schema(table, [*before, *after])
@@ -285,7 +283,7 @@ def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
 
 
 def files(lake: StreamLake, branch: str = "main", hour: str = FIRST) -> set[str]:
-    return {f.file_path for f in files_of(lake.table(), branch, hour)}
+    return {f.file_path for f in manifests.files_of(lake.table(), branch, hour)}
 
 
 def stored(lake: StreamLake) -> set[str]:
@@ -450,7 +448,7 @@ def test_a_file_with_other_rows_than_its_manifest_entry_is_not_copied(lake: Stre
     """The hazard: the copy and the rows that it is compared with are read alike, so only the
     manifest has the number of rows."""
     publish(lake, 3)
-    sources = files_of(lake.table(), "speed", FIRST)
+    sources = manifests.files_of(lake.table(), "speed", FIRST)
     path = Path(sources[1].file_path.removeprefix("file://"))
     pq.write_table(pq.ParquetFile(path).read().slice(1), path)
     wrong = rf"{path}: expected the 1 rows of its manifest entry, found 0; nothing was published"

@@ -16,12 +16,10 @@ from lakes import StreamLake, new_lake
 from pyspark.sql import SparkSession
 from waiting import wait_for
 
+from anabranch import config, offsets
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.health import PATIENCE
-from anabranch.config import Speed
-from anabranch.config.sections import FormatSettings
 from anabranch.job import Job
-from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position, Ranges, Topic
 from speed_layer import starting
 from speed_layer.group import GroupJob, Member, Work, _Turns
@@ -44,13 +42,13 @@ class Session:
 
 
 SPARK = cast(SparkSession, Session())
-SLOW = Speed(trigger=timedelta(seconds=30))
+SLOW = config.Speed(trigger=timedelta(seconds=30))
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    hour = hour_of(datetime.now(UTC))
-    return new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
+    hour = offsets.hours.hour_of(datetime.now(UTC))
+    return new_lake(tmp_path, timeline=offsets.hours.Timeline(hour, hour, {0: 0}))
 
 
 @pytest.fixture
@@ -267,7 +265,7 @@ def test_only_a_run_of_what_is_there_ends_without_its_topic(
 
 def test_a_new_streams_registry_ends_no_process(lake: StreamLake, members: list[Member]) -> None:
     # The process has read anabranch.yaml before the registry and the stream were added.
-    stream = lake.stream.model_copy(update={"format": FormatSettings(type="avro")})
+    stream = lake.stream.model_copy(update={"format": config.sections.FormatSettings(type="avro")})
     job = Job(lake.environment, stream, lake.again(), Broker(log={0: []}).adapter)
     group = GroupJob(SPARK, lake.environment.kafka, lambda: {"events": job})
     group._follow_files()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.config import Speed
 from anabranch.offsets.position import Offsets
-from speed_layer import plan
-from speed_layer.group_staging import runs_of
+from speed_layer import group_staging, plan
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_a_changed_log_is_noticed_and_a_topic_is_read_once() -> None:
 def test_a_batch_is_split_by_topic_in_order(topics: list[str]) -> None:
     offsets = pa.array(range(len(topics)), pa.int64())
     batch = pa.RecordBatch.from_pydict({"topic": pa.array(topics, pa.string()), "offset": offsets})
-    pieces = list(runs_of(batch))
+    pieces = list(group_staging.runs_of(batch))
     assert all(set(piece.column("topic").to_pylist()) == {topic} for topic, piece in pieces)
     offsets = [offset for _, piece in pieces for offset in piece.column("offset").to_pylist()]
     assert offsets == list(range(len(topics)))

@@ -14,14 +14,13 @@ from conf_folders import write_environment, write_stream
 from lakes import StreamLake, new_lake, new_stream
 from waiting import wait_for
 
-from anabranch import config
+from anabranch import config, subjects
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.config import Stream, SubjectSchema
 from anabranch.config.columns import parse_columns
 from anabranch.config.sections import FormatSettings
 from anabranch.iceberg.lake import Lake
 from anabranch.job import FollowedJob, Job, StreamFolder, open_job
-from anabranch.subjects import follow
 from anabranch.subjects.follow import ColumnsFollower, SubjectReader, plan_table, register_table
 
 LAKE: Any = None
@@ -93,7 +92,7 @@ def test_known_columns_stay_while_they_cannot_be_read() -> None:
 
 
 def test_a_hanging_stream_delays_no_other_nor_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "WAIT_S", 0.5)
+    monkeypatch.setattr(subjects.follow, "WAIT_S", 0.5)
     same = "id STRING NOT NULL"
     tables = Tables({"events": same, "other": same}, {"events": threading.Event()})
     follower = ColumnsFollower(tables.read, every=0.0)
@@ -191,7 +190,7 @@ def test_a_version_that_is_refused_and_a_registry_that_is_away_change_nothing_an
 @pytest.fixture
 def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration folder of the stream."""
-    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    monkeypatch.setattr(subjects.follow, "POLL_S", 0.0)
     monkeypatch.setattr("anabranch.job.TABLES_POLL_S", 0.0)
     answer(registry, 1, ID, N)
     write_environment(lake.folder, registry={"url": registry.url})
