@@ -52,6 +52,7 @@ def test_a_step_is_armed_by_itself_at_its_nth_time(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConnectionError, match=r"commit\.answer-lost"):
         reach(Step.COMMIT_ANSWER_LOST)
     reach(Step.COMMIT_ANSWER_LOST)
+    fail_points._armed.cache_clear()
     monkeypatch.setenv(fail_points.FAIL_AT, "commit.request-lost,commit.answer-lost:2")
     with pytest.raises(ConnectionError, match=r"commit\.request-lost"):
         reach(Step.COMMIT_REQUEST_LOST)

@@ -187,6 +187,6 @@ def test_updates_repeat_until_the_end_or_the_first_that_fails() -> None:
         called.set()
         raise OSError("closed")
 
-    with repeating(update, 0.001):
+    with repeating(fail, 0.001):
         assert called.wait(10)
     assert count == 1

@@ -34,13 +34,6 @@ class Report:
         return {} if self.end is None else {"end": self.end}
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The output is a terminal."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    return monkeypatch
-
-
 RESULT = pa.table(
     {
         "n": pa.array([1, None], pa.int64()),
@@ -100,9 +93,10 @@ def test_a_piped_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[st
 
 
 def test_a_table_on_a_terminal_folds_and_reads_no_markup(
-    terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
     output.print_table(["a"], [["y" * 100], ["[red]z[/red]"]])
     shown = capsys.readouterr().out
     assert shown.count("y") == 100 and "[red]z[/red]" in shown and "…" not in shown
@@ -117,9 +111,10 @@ ROWS = [
 
 @pytest.mark.parametrize("width", [24, 40, 80, 300])
 def test_a_table_fits_every_terminal_and_cuts_nothing(
-    terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    terminal.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
     output.print_table(WIDE, ROWS)
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert max(map(cell_len, lines)) <= width
@@ -134,11 +129,12 @@ def test_a_table_fits_every_terminal_and_cuts_nothing(
 
 @pytest.mark.parametrize("wants_none", [False, True])
 def test_a_state_has_a_colour_unless_none_is_wanted(
-    terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wants_none: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wants_none: bool
 ) -> None:
-    terminal.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
     # Rich takes an empty variable for none.
-    terminal.setenv("NO_COLOR", "1" if wants_none else "")
+    monkeypatch.setenv("NO_COLOR", "1" if wants_none else "")
     output.print_table(WIDE, ROWS)
     shown = capsys.readouterr().out
     assert ("\x1b[31m" in shown) is not wants_none and "refused" in shown

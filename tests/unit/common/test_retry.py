@@ -215,7 +215,7 @@ def test_the_last_attempt_begins_within_the_time_of_all_attempts(clock: Clock) -
     for number in attempts(repeat(1.0), seconds=10):
         numbers.append(number)
         clock.now += 6
-    assert (numbers, clock.pauses) == ([1, 2], [1])
+    assert (numbers, clock.pauses[4:]) == ([1, 2], [1])
 
 
 def test_pauses_are_random_capped_and_one_where_there_is_no_time(clock: Clock) -> None:

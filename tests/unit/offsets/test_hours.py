@@ -110,7 +110,7 @@ def test_sealing_stops_where_an_hour_is_not_decided_for_all_or_has_not_ended() -
     assert hours.plan_seal(sealed, "t", NOW) == (sealed, []), "sealing again seals nothing"
     added = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4, 1: 2}, H4: {0: 6}})
     next_sealed, then = hours.plan_seal(added, "t", NOW)
-    assert (then, next_sealed.open, sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
+    assert (then, next_sealed.open, next_sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
 
 
 @pytest.mark.parametrize(
