@@ -465,19 +465,17 @@ def test_as_of_a_snapshot_and_of_accepted_hours_alone(story: Story, view: View) 
     assert sum(row["events"] for row in accepted.values()) == len(rows)
 
 
-def test_a_handle_reads_a_view_from_partials_of_accepted_hours_alone(
-    one: StreamLake, view: View
-) -> None:
+def test_a_handle_reads_partials_of_accepted_hours_alone(one: StreamLake, view: View) -> None:
     handle = StreamTable(reader(one), one.stream, Selection())
-    view = handle.view("per_minute")
-    rows = len(read(one, one.stream.views[0]))
-    assert view.arrow().num_rows == rows and len(view.pandas()) == rows
-    assert view.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
-    assert view.arrow(where="events > 1000").num_rows == 0
+    shown = handle.view("per_minute")
+    rows = len(read(one, view))
+    assert shown.arrow().num_rows == rows and len(shown.pandas()) == rows
+    assert shown.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
+    assert shown.arrow(where="events > 1000").num_rows == 0
     found = r"one of its views \(per_minute\), found 'hourly'"
     with pytest.raises(ConfigurationError, match=found):
         handle.view("hourly")
-    query = f"FROM {one.stream.view_table(one.stream.views[0])}"
+    query = f"FROM {one.stream.view_table(view)}"
     with pytest.raises(ConfigurationError, match="leave --live out, or query the table"):
         reader(one).query(query, Selection(), tails=[]).__enter__()
     assert taken(one) == set() and fill(one.lake, one.stream, view) == 3
