@@ -80,12 +80,19 @@ def test_the_account_does_not_close(_: str, wrong: dict[str, Any], problem: str)
     assert problem in [*balance.problems(), *balance.disallowed(ALLOWED)]
 
 
-def test_conflicts_that_were_not_found_again_are_those_of_the_accepted_revision() -> None:
+def test_conflicts_and_erased_records_are_those_of_the_accepted_revision() -> None:
     before = {0: Account(9, 4, 0, 5, {}, conflicts=3), 1: Account(9, 4, 0, 5, {})}
     assert conflicts_of({0: 4, 1: 5}, before, {0: 1}) == {0: 2}
     assert conflicts_of({0: 1}, before, {}) == {0: 1}
     assert conflicts_of({0: 4}, before, {0: 3}) == {}
     assert conflicts_of({2: 1}, before, {}) == {}
+    account = replace(TRUE, good=Counted({0: 4, 1: 3}, 7), erased={0: 2})
+    assert not account.problems() and account.counts.erased == 2
+    assert [p.erased for p in account.partitions.values()] == [2, None, None]
+    [problem] = replace(account, erased={0: 1}).problems()
+    assert problem.startswith("partition 0: expected") and problem.endswith("1 erased")
+    expected = ({}, {0: 2}, {"compacted": {0: 1}})
+    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == expected
 
 
 def test_a_gap_has_the_class_that_the_log_shows() -> None:
@@ -166,16 +173,6 @@ def test_offsets_in_no_source(name: str) -> None:
     )  # fmt: skip
     expected = {name: {0: count} for name, count in gaps.items()}
     assert found == ({0: duplicates} if duplicates else {}, expected)
-
-
-def test_erased_records_close_the_account() -> None:
-    account = replace(TRUE, good=Counted({0: 4, 1: 3}, 7), erased={0: 2})
-    assert not account.problems() and account.counts.erased == 2
-    assert [p.erased for p in account.partitions.values()] == [2, None, None]
-    [problem] = replace(account, erased={0: 1}).problems()
-    assert problem.startswith("partition 0: expected") and problem.endswith("1 erased")
-    expected = ({}, {0: 2}, {"compacted": {0: 1}})
-    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == expected
 
 
 # Of an hour of which three records of partition 0 were erased.

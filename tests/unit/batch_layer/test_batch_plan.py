@@ -84,7 +84,7 @@ def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: Stre
     assert [d.decision_id for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
 
 
-def test_what_happened_since_the_staging_is_noticed(lake: StreamLake) -> None:
+def test_what_happened_since_the_staging_is_noticed(lake: StreamLake, tmp_path: Path) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
     assert verdict(lake, staged) is plan.PublishCheck.GONE
@@ -96,6 +96,9 @@ def test_what_happened_since_the_staging_is_noticed(lake: StreamLake) -> None:
     assert verdict(lake, mine) is plan.PublishCheck.OVERTAKEN
     assert plan.revision_now(lake.state(), H0, 0) == 1
     assert verdict(lake, mine, before=1) is plan.PublishCheck.PUBLISH, "as a restatement"
+    # The hazard: the hour is accepted before it is sealed, and then cut a second time.
+    unsealed = new_lake(tmp_path / "unsealed")
+    assert verdict(unsealed, unsealed.stage(ROWS)) is plan.PublishCheck.UNSEALED
 
 
 def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: StreamLake) -> None:
@@ -106,12 +109,6 @@ def test_an_hour_that_waited_longer_than_its_dead_letters_is_staged_again(lake: 
     assert dead.snapshot_id in removed.expire
     assert verdict(lake, staged, age=day) is plan.PublishCheck.GONE
     assert verdict(lake, staged, age=day / 3) is plan.PublishCheck.PUBLISH
-
-
-def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
-    """The hazard: the hour is accepted before it is sealed, and then cut a second time."""
-    lake = new_lake(tmp_path)
-    assert verdict(lake, lake.stage(ROWS)) is plan.PublishCheck.UNSEALED
 
 
 def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) -> None:
@@ -157,13 +154,6 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     assert len(waiting) == 1, "expected those of the last commit alone to wait"
     rows = lake.ledger.history()
     assert [(r.hour, r.decision, r.revision) for r in rows] == [(h, "accepted", 1) for h in run]
-
-
-def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> None:
-    reason = plan.acceptance_reason(["quality: too few"], True, "known")
-    assert reason == "accepted by choice: known; in spite of: quality: too few"
-    assert plan.acceptance_reason([], True, "known") == "known"
-    assert plan.acceptance_reason([], False, None) is None
 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
@@ -269,7 +259,7 @@ def test_a_refusal_is_valid_and_written_once_while_its_inputs_are_unchanged() ->
     assert plan.should_record(None, basis(), 1, "no", REFUSED_AT)
 
 
-def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
+def test_a_refusal_is_the_newest_decision_and_an_acceptance_may_name_one() -> None:
     sealed, refused, accepted = row("sealed"), row("refused"), row("accepted")
     assert plan.last_refusal([sealed, refused], HOUR) is refused
     assert plan.last_refusal([sealed, refused, row("served")], HOUR) is refused
@@ -277,3 +267,7 @@ def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
     assert plan.last_refusal([refused, accepted], HOUR) is None
     assert plan.last_refusal([sealed], HOUR) is None
     assert plan.last_refusal([sealed, refused], BEFORE) is None
+    reason = plan.acceptance_reason(["quality: too few"], True, "known")
+    assert reason == "accepted by choice: known; in spite of: quality: too few"
+    assert plan.acceptance_reason([], True, "known") == "known"
+    assert plan.acceptance_reason([], False, None) is None

@@ -33,28 +33,25 @@ def _file(folder: Path, *entries: Any, **keys: Any) -> Path:
     return path
 
 
-def test_the_suite_of_the_example_loads_whole_and_in_order() -> None:
+def test_suites_load_whole_and_in_order_with_defaults(tmp_path: Path) -> None:
     path = STREAMS / "game_events.expectations.yaml"
     suite = load_suite(path)
     raw = yaml.safe_load(path.read_text())["expectations"]
     assert suite.name == "game_events" and len(suite.expectations) == 5
     found = [(e.type, e.kwargs, e.severity) for e in suite.expectations]
     assert found == [(e["type"], e["kwargs"], e["severity"]) for e in raw]
-
-
-def test_entries_have_defaults_and_ours_are_like_the_others(tmp_path: Path) -> None:
     since = {"meta": {"since": date(2026, 11, 21)}}
-    suite = load_suite(_file(tmp_path, UNIQUE | since, UNIQUE | {"severity": "info"}))
-    assert [e.severity for e in suite.expectations] == ["critical", "info"]
+    second = load_suite(_file(tmp_path, UNIQUE | since, UNIQUE | {"severity": "info"}))
+    assert [e.severity for e in second.expectations] == ["critical", "info"]
     with pytest.raises(ConfigurationError, match=r"none\.yaml: expected a readable suite"):
         load_suite(tmp_path / "none.yaml")
     entries = [
         {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
         {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
     ]
-    ours = load_suite(_file(tmp_path, *entries))
+    third = load_suite(_file(tmp_path, *entries))
     of_previous = (PREVIOUS, entries[1]["kwargs"], "critical")
-    found = [(e.type, e.kwargs, e.severity) for e in ours.expectations]
+    found = [(e.type, e.kwargs, e.severity) for e in third.expectations]
     assert found == [(SPEED, {"min_ratio": 0.99}, "warning"), of_previous]
 
 

@@ -27,11 +27,17 @@ def commands() -> set[str]:
     return {name for name in re.findall(r"`anabranch docs ([\w/-]+)`", text) if name != "PAGE"}
 
 
-def test_the_pages_are_listed_and_others_are_wrong_usage() -> None:
+def test_pages_and_sections_are_listed_and_others_are_wrong_usage() -> None:
     assert re.search(r"^how-to/query +Query$", said("docs"), re.MULTILINE)
     assert "anabranch docs PAGE" in said("docs")
     assert "expected one of the pages" in said("docs", "nothing", expect=2)
     assert "expected a section of how-to/query.md" in said("docs", "query#nothing", expect=2)
+    text = "# A\n## What's `b`?\nb\n```\n# code\n```\n### C\nc\n## D\nd\n"
+    assert section_of(text, "whats-b") == "## What's `b`?\nb\n```\n# code\n```\n### C\nc\n"
+    assert section_of(text, "d") == "## D\nd\n"
+    assert section_of(text, "code") == ""
+    names = ("formats", "formats.md", "docs/reference/formats.md")
+    assert len({said("docs", name) for name in names}) == 1
 
 
 @pytest.mark.parametrize("name", sorted(named()))
@@ -45,15 +51,6 @@ def test_comments_and_alerts_name_existing_output(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_readme_of_a_new_folder_names_a_page(name: str) -> None:
     assert said("docs", name).startswith("# ")
-
-
-def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> None:
-    text = "# A\n## What's `b`?\nb\n```\n# code\n```\n### C\nc\n## D\nd\n"
-    assert section_of(text, "whats-b") == "## What's `b`?\nb\n```\n# code\n```\n### C\nc\n"
-    assert section_of(text, "d") == "## D\nd\n"
-    assert section_of(text, "code") == ""
-    names = ("formats", "formats.md", "docs/reference/formats.md")
-    assert len({said("docs", name) for name in names}) == 1
 
 
 # Files that `anabranch init` writes, and their places: a newcomer's first minutes.

@@ -57,10 +57,17 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.event_time is not None and loaded.event_time.past == timedelta(days=30)
 
 
-def test_a_stream_without_a_key_looks_for_duplicates_nowhere(conf: Path) -> None:
+def test_streams_without_a_key_of_plain_protobuf_and_of_raw_bytes(conf: Path) -> None:
     loaded = stream(conf, key="none", batch="{lookback_hours: 24}")
     assert (loaded.key, loaded.lookback_hours, loaded.batch.lookback_hours) == ((), 0, 24)
     assert stream(conf, schema="none STRING", key="[none]").key == ("none",)
+    form = "{type: protobuf, descriptor: shop.desc, message: shop.Order}"
+    (conf / "streams" / "shop.desc").write_bytes(b"")
+    loaded = stream(conf, format=form)
+    assert loaded.format.descriptor == conf / "streams" / "shop.desc"
+    assert not loaded.format.needs_registry
+    raw = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
+    assert [(c.name, c.type) for c in raw.columns] == [("key", "string"), ("value", "binary")]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +103,6 @@ def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + "registry: {url: 'http://127.0.0.1:1/'}")
     settings = stream(conf, format=text).format
     assert (settings.type, settings.subject, settings.delimiter) == expected
-
-
-def test_plain_protobuf_and_raw_bytes(conf: Path) -> None:
-    form = "{type: protobuf, descriptor: shop.desc, message: shop.Order}"
-    (conf / "streams" / "shop.desc").write_bytes(b"")
-    loaded = stream(conf, format=form)
-    assert loaded.format.descriptor == conf / "streams" / "shop.desc"
-    assert not loaded.format.needs_registry
-    raw = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
-    assert [(c.name, c.type) for c in raw.columns] == [("key", "string"), ("value", "binary")]
 
 
 def test_a_registry_has_servers_and_a_user(conf: Path) -> None:

@@ -59,16 +59,6 @@ def test_a_definition_has_where_and_how(tmp_path: Path) -> None:
     assert '{"action": {"from": ["event.action", "name"]}}' in selected.source_of("why")
 
 
-def test_columns_of_a_subject_keep_where_and_how() -> None:
-    columns = {"at": {"type": "TIMESTAMP", "from": "ts", "unit": "millis"}}
-    subject = SubjectSchema.model_validate({"columns": columns})
-    file = {"name": "s", "topic": "t", "table": "a.b", "key": "id", "schema": "registry", "columns": ()}  # fmt: skip
-    own = {"subject_schema": subject, "format": {"type": "json_schema"}}
-    stream = Stream.model_validate(file | own)
-    read = stream.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP"))
-    assert read.columns == parse_schema({"id": "STRING NOT NULL", **columns})
-
-
 FORMS = (
     "%d/%b/%Y:%H:%M:%S %z", "%Y-%m-%d %H:%M:%S.%f", "%Y%m%d%H%M%S", "%a, %d %B %Y %I:%M:%S %p",
     "%m/%d/%y %H:%M", "%A %d.%m.%Y",
@@ -166,3 +156,10 @@ def test_a_registry_is_the_schema_of_files_defaults_and_families(conf: Path) -> 
     }  # fmt: skip
     (conf / "streams" / "app.yaml").write_text(yaml.safe_dump(family))
     assert load_family("app", conf).build("app-a.b").subject == "app-a.b-value"
+    columns = {"at": {"type": "TIMESTAMP", "from": "ts", "unit": "millis"}}
+    subject = SubjectSchema.model_validate({"columns": columns})
+    plain_file = {"name": "s", "topic": "t", "table": "a.b", "key": "id", "schema": "registry", "columns": ()}  # fmt: skip
+    of_subject = {"subject_schema": subject, "format": {"type": "json_schema"}}
+    given = Stream.model_validate(plain_file | of_subject)
+    read = given.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP"))
+    assert read.columns == parse_schema({"id": "STRING NOT NULL", **columns})

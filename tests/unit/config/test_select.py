@@ -31,11 +31,20 @@ SELECT: list[tuple[Any, tuple[str, str, bool, tuple[str, ...]]]] = [
 ]  # fmt: skip
 
 
-def test_the_columns_of_a_table_by_its_select() -> None:
+def test_the_columns_of_a_table_are_those_of_its_select(tmp_path: Path) -> None:
     selected = parse_select([written for written, _ in SELECT], parse_columns(DDL))
     found = [(s.name, s.type, s.nullable, s.fields) for s in selected]
     assert found == [column for _, column in SELECT]
     assert [s.name for s in selected if s.masks] == ["mail"]
+    written_ones = [written for written, _ in SELECT]
+    masking, time = {"secret": "0123456789abcdef"}, {"column": "at"}
+    write_environment(tmp_path, masking=masking)
+    values = {"select": written_ones, "unknown": "rescue", "event_time": time}
+    write_stream(tmp_path, "events", schema=DDL, **values)
+    stream = config.load_stream("events", tmp_path)
+    assert [c.name for c in stream.columns] == [*[column[0] for _, column in SELECT], "rescued"]
+    assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
+    assert stream.masks
 
 
 @pytest.mark.parametrize(
@@ -78,18 +87,6 @@ def test_functions_are_deterministic_and_reach_no_file() -> None:
     for sql in (read, "SET memory_limit = '1TB'", copy):
         with pytest.raises(duckdb.Error):
             connection().execute(sql)
-
-
-def test_a_table_has_the_selected_columns_and_records_the_schemas(tmp_path: Path) -> None:
-    select = [written for written, _ in SELECT]
-    masking, time = {"secret": "0123456789abcdef"}, {"column": "at"}
-    write_environment(tmp_path, masking=masking)
-    values = {"select": select, "unknown": "rescue", "event_time": time}
-    write_stream(tmp_path, "events", schema=DDL, **values)
-    stream = config.load_stream("events", tmp_path)
-    assert [c.name for c in stream.columns] == [*[column[0] for _, column in SELECT], "rescued"]
-    assert [c.name for c in stream.record_columns] == [c.name for c in parse_columns(DDL)]
-    assert stream.masks
 
 
 def test_a_secret_is_long_enough_and_in_no_message(tmp_path: Path) -> None:

@@ -37,12 +37,15 @@ def test_every_service_is_pinned_checked_bounded_and_without_rights(name: str) -
         assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
-def test_one_service_builds_our_image_and_the_others_wait_for_it() -> None:
+def test_one_service_builds_our_image_with_the_ivy_of_pyspark() -> None:
     assert [name for name in SERVICES if "build" in SERVICES[name]] == ["image"]
     waits = {"condition": "service_completed_successfully"}
     for name in (name for name in OURS if name != "image"):
         assert SERVICES[name]["depends_on"]["image"] == waits, name
         assert SERVICES[name]["pull_policy"] == "never"
+    text = DOCKERFILES[0].read_text(encoding="utf-8")
+    source = re.search(r"/site-packages/(\S+/ivy-[\d.]+\.jar)", text)
+    assert source is not None and (spark_home().parent / source[1]).is_file()
 
 
 def test_the_check_of_the_speed_layer_reads_the_file_that_its_job_writes() -> None:
@@ -161,12 +164,6 @@ def test_the_image_runs_as_a_user_that_owns_the_folders_of_the_volumes_alone(fil
     volumes = [volume for name in OURS for volume in SERVICES[name].get("volumes", [])]
     targets = {volume.split(":")[1] for volume in volumes if ":" in volume}
     assert targets and targets <= set(made[1].split())
-
-
-def test_the_jars_of_the_image_come_from_the_ivy_that_pyspark_ships() -> None:
-    text = DOCKERFILES[0].read_text(encoding="utf-8")
-    source = re.search(r"/site-packages/(\S+/ivy-[\d.]+\.jar)", text)
-    assert source is not None and (spark_home().parent / source[1]).is_file()
 
 
 def test_the_images_have_the_version_and_the_uv_of_the_checkout() -> None:

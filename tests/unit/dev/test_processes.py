@@ -80,13 +80,10 @@ def test_a_killed_process_is_not_found(daemon: Daemon) -> None:
     assert not psutil.pid_exists(process.pid)
 
 
-def test_a_process_that_ignores_sigterm_is_killed(daemon: Daemon) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_and_its_log_kept(daemon: Daemon) -> None:
     process = _start(daemon, DEAF)
     assert processes.stop_all([process], 0.3) == (process.pid,)
     assert daemon.process() is None
-
-
-def test_the_log_of_the_run_before_is_kept(daemon: Daemon) -> None:
     processes.stop_all([_start(daemon, SLEEPS.replace("here", "here first"))], 30)
     _start(daemon)
     assert "first" not in daemon.log.read_text()

@@ -93,6 +93,14 @@ def test_a_java_key_stores_error_has_the_commands(tmp_path: Path, content: bytes
         kafka_python_settings(kafka(**{"ssl.truststore.location": str(store)}))
 
 
+@pytest.mark.parametrize(
+    ("security", "properties"),
+    [
+        (OAUTH, '-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls="https://login.example.com/token"'),
+        (MSK, '-Daws.region="eu-central-1"'),
+        (KERBEROS | {"java.security.krb5.conf": "/etc/krb 5.conf"}, '-Djava.security.krb5.conf="/etc/krb 5.conf"'),
+    ],
+)  # fmt: skip
 def test_java_of_executors_gets_the_identity(security: dict[str, str], properties: str) -> None:
     catalog = {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "s3://b/w"}
     conf = {"conf": {"spark.executor.extraJavaOptions": "-Xss4m"}}

@@ -353,7 +353,7 @@ def test_a_wrong_event_is_found(lake: StreamLake, spoil: Callable[[dict[str, Any
     assert problems(event) != []
 
 
-def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
+def test_datasets_and_runs_have_the_names_that_others_give_them() -> None:
     several = config.Kafka(bootstrap_servers="SASL_SSL://broker-1:9093, broker-2:9093")
     assert topic_name(several, "t") == Name("kafka://broker-1:9093", "t")
     in_bucket = table_name("s3://lake/warehouse/games/events")
@@ -371,6 +371,7 @@ def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
     ):  # fmt: skip
         assert catalog_name(catalog, "eu-central-1", "games.events") == name
     assert catalog_address(glue) is None
+    assert lineage.parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
 
 
 # Runs of a scheduler, as they are given to the batch job.
@@ -382,10 +383,6 @@ ID = "019aa2f0-0000-7000-8000-000000000001"
 def test_an_invalid_run_of_a_scheduler_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAMESPACE/JOB/RUN ID"):
         lineage.parse_run(text)
-
-
-def test_the_namespace_of_a_run_may_have_slashes() -> None:
-    assert lineage.parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
 
 
 @pytest.mark.parametrize("option", ["--parent-run", "--root-run"])

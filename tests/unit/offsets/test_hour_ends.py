@@ -226,12 +226,23 @@ def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
     assert len(hours_of(kafka)) == sum(map(len, logs))
 
 
-def test_most_usable_timestamps_decide_a_window() -> None:
+def test_most_usable_timestamps_decide_a_window_and_its_oldest_record() -> None:
     at, now = millis(NOW - HOUR), millis(NOW)
     assert hour_ends.side_of(stamped([at - 1, at - 1, at]), at, now) is Side.EARLIER
     assert hour_ends.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
     assert hour_ends.side_of(stamped(LIES), at, now) is Side.NOTHING
     assert hour_ends.side_of((), at, now) is Side.NOTHING
+    now, month = millis(NOW), millis(NOW - REACH)
+    long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
+    assert hour_ends.plan_oldest(stamped([]), now) is None
+    assert hour_ends.plan_oldest(stamped(LIES), now) is None
+    assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
+    found = hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now)
+    assert found == Stamped(1, now - 5)
+    shown = hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now)
+    assert shown == Stamped(0, now - 10)
+    seen = hour_ends.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now)
+    assert seen == Stamped(1, long_ago)
 
 
 @pytest.mark.parametrize(
@@ -267,20 +278,6 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
 def test_a_single_record_with_a_wrong_timestamp_opens_no_years_of_hours(lie: int) -> None:
     assert hours_of(Kafka(log={0: [lie]})) == {(0, 0): hour_of(NOW)}
-
-
-def test_few_records_reach_at_most_a_month_behind_the_others() -> None:
-    now, month = millis(NOW), millis(NOW - REACH)
-    long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
-    assert hour_ends.plan_oldest(stamped([]), now) is None
-    assert hour_ends.plan_oldest(stamped(LIES), now) is None
-    assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
-    found = hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now)
-    assert found == Stamped(1, now - 5)
-    shown = hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now)
-    assert shown == Stamped(0, now - 10)
-    seen = hour_ends.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now)
-    assert seen == Stamped(1, long_ago)
 
 
 def test_a_search_ends_though_the_log_is_read_with_holes() -> None:

@@ -260,7 +260,9 @@ def test_hours_are_planned_again_before_their_turn(lake: StreamLake, is_erased: 
     assert all(globbed(lake.folder, hour) == in_main(lake, hour) for hour, _ in delivered)
 
 
-def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None:
+def test_one_process_at_a_local_root_delivers_and_reports_progress(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     accept(lake, FIRST, 3)
     root = lake.folder / "export"
     root.mkdir()
@@ -268,6 +270,12 @@ def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None
     with lock, pytest.raises(Transient, match="taken by another process"):
         run(lake.folder)
     assert len(run(lake.folder)) == 1
+    monkeypatch.setattr("anabranch.common.logs._PATIENCE", 0.0)
+    monkeypatch.setattr("serving_layer.egress.hour._BATCH_ROWS", 1)
+    caplog.set_level("INFO")
+    accept(lake, FIRST, 7)
+    run(lake.folder)
+    assert f"egress export of stream {lake.stream.name}: hour {FIRST}: 1 of 7 rows, " in caplog.text
 
 
 def test_the_refused_deletes_its_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,17 +375,6 @@ def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
         plan_folder("p", manifest, done, older)
     with pytest.raises(ConfigurationError, match="expected a manifest of version 1"):
         Manifest.decode("p", b'{"version": 2}')
-
-
-def test_an_hours_delivery_reports_progress_in_rows(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("anabranch.common.logs._PATIENCE", 0.0)
-    monkeypatch.setattr("serving_layer.egress.hour._BATCH_ROWS", 1)
-    caplog.set_level("INFO")
-    accept(lake, FIRST, 7)
-    run(lake.folder)
-    assert f"egress export of stream {lake.stream.name}: hour {FIRST}: 1 of 7 rows, " in caplog.text
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [10], [10, 1], [4, 25, 0, 7], [30]])

@@ -121,7 +121,7 @@ def test_each_record_once_with_the_tables_or_selected_columns(one: StreamLake, l
     assert {tuple(batch.schema.names) for batch in selected} == {("n",)}
 
 
-def test_accepted_hours_alone_then_all_others_however_many_at_once(
+def test_accepted_hours_alone_then_all_others_unless_main_keeps_rows(
     one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = then_topic(one, only_accepted=True)
@@ -129,6 +129,10 @@ def test_accepted_hours_alone_then_all_others_however_many_at_once(
     monkeypatch.setattr("anabranch.offsets.hours._HOURS_AT_ONCE", 7)
     hours = [hour for batch in then_topic(one) for hour in batch["ingest_hour"].to_pylist()]
     assert Counter(hours) == {HOUR: 4, NEXT: 6, OPEN: 4}
+    state, kept = one.state(), {KEPT: json.dumps([NEXT])}
+    one.publish(Publish(new_id(), (Change("main", properties=kept),), state.timeline), state)
+    with pytest.raises(common.errors.Refused, match=f"which records of hour {NEXT} main has"):
+        then_topic(one)
 
 
 def test_an_earlier_snapshot_whatever_was_rebuilt_since(one: StreamLake, log: Log) -> None:
@@ -168,13 +172,6 @@ def test_dead_letters_and_deleted_offsets_are_counted(one: StreamLake, log: Log)
     assert [(row["kafka_offset"], row["value"], row["error_code"]) for row in letters] == [
         (8, b"{", "malformed_json"), (11, None, "null_value"),
     ]  # fmt: skip
-
-
-def test_an_hour_whose_rows_main_keeps_is_refused(one: StreamLake, log: Log) -> None:
-    state, kept = one.state(), {KEPT: json.dumps([NEXT])}
-    one.publish(Publish(new_id(), (Change("main", properties=kept),), state.timeline), state)
-    with pytest.raises(common.errors.Refused, match=f"which records of hour {NEXT} main has"):
-        then_topic(one)
 
 
 def test_a_consumer_continues(one: StreamLake, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

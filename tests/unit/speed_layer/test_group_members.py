@@ -167,18 +167,9 @@ def test_a_stream_that_failed_reads_alone(member: Make, monkeypatch: pytest.Monk
     assert staged == ["events", "events"]
 
 
-def test_an_error_of_one_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = member(is_started=False), member(is_started=False, topic="other")
-    staged = list[str]()
-    monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
-    group = group_of(one=one, other=other)
-    monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
-    group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, True)), 2.0)
-    assert isinstance(handed(one).error, IndexError)
-    assert staged == ["other"]
-
-
-def test_the_longer_waiting_stream_is_first(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longer_waiting_of_two_is_first_and_an_error_is_its_own(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, staged = member(is_started=False), member(is_started=False), list[str]()
     first.last, second.last = 5.0, 1.0
     group = group_of(first=first, second=second)
@@ -187,6 +178,14 @@ def test_the_longer_waiting_stream_is_first(member: Make, monkeypatch: pytest.Mo
     for now in (6.0, 7.0):
         group._publish({"first": waiting, "second": waiting}, now)
     assert staged == ["second", "first"]
+    one, other = member(is_started=False), member(is_started=False, topic="other")
+    staged = list[str]()
+    monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
+    group = group_of(one=one, other=other)
+    monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
+    group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, True)), 2.0)
+    assert isinstance(handed(one).error, IndexError)
+    assert staged == ["other"]
 
 
 def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(member: Make) -> None:
