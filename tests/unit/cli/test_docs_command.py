@@ -74,7 +74,6 @@ def test_a_folder_is_filled_but_no_readme(tmp_path: Path, monkeypatch: pytest.Mo
     assert "README.md\n" not in there
     assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in there
     # docs/test_named_commands.py knows its commands.
-    said("init", str(tmp_path))
     for place in re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)[1:]:
         for name in re.findall(r"`(.*?)`", place):
             assert (tmp_path / name).exists(), name

@@ -64,16 +64,16 @@ import anabranch_operators
 def failure(error):
     return [[kind.__name__ for kind in type(error).__mro__], str(error)]
 
-# What an operator's run returns, or its error.
+# What an operator's run returns, and its error.
 def attempt(operator, **context):
     try:
-        return operator.execute(context)
+        return operator.execute(context), ""
     except Exception as error:
-        return failure(error)
+        return None, failure(error)
 
 # The error of an operator's run: its classes and its text, both empty without one.
 def executed(operator):
-    return attempt(operator) or [[], ""]
+    return attempt(operator)[1] or [[], ""]
 
 def kill_when(operator, is_due):
     def kill():
@@ -147,7 +147,8 @@ def rebuild_group(*views, code=0, cleared=0):
     operator.arguments[4] = operator.hour = HOUR
     run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
     task = types.SimpleNamespace(map_index=-1, **TASK)
-    return [attempt(operator, params={}, dag_run=run, ti=task), ran()]
+    done, error = attempt(operator, params={}, dag_run=run, ti=task)
+    return [error or done, ran()]
 
 class Events(dict):
     def __missing__(self, asset):
@@ -169,7 +170,7 @@ def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
     kept, events = {}, Events()
     run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
     task = types.SimpleNamespace(map_index=0, xcom_push=lambda key, value: kept.update({key: value}), **TASK)
-    error = attempt(operator, params={}, dag_run=run, ti=task, outlet_events=events) or ""
+    _, error = attempt(operator, params={}, dag_run=run, ti=task, outlet_events=events)
     said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
     outlets = [asset.name for asset in operator.outlets]
     return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
@@ -180,8 +181,8 @@ def hour_of_group(through, code=0, **streams):
     command(f"echo $* >> {up_file}.ran; {prints('through', answer)}; echo none >&2; exit {code}")
     operator, events = anabranch_operators.GroupHourOperator(task_id="t", group="small"), Events()
     operator.hour = HOUR
-    done = attempt(operator, outlet_events=events)
-    return [done, ran(), {asset.name: [event.extra, event.keys] for asset, event in events.items()}]
+    done, error = attempt(operator, outlet_events=events)
+    return [error or done, ran(), {asset.name: [event.extra, event.keys] for asset, event in events.items()}]
 
 # What the task that looks for earlier hours makes of this status: its error.
 def backlog(*views, code=0):
@@ -201,7 +202,7 @@ def family(state="ready", listed=0, code=0):
         f" maintain,app_gone) exit {code};; maintain,app_x) exit {1 if code else 0};; esac"
     )
     operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
-    return [attempt(operator) or "", ran()]
+    return [attempt(operator)[1], ran()]
 
 # What the watch makes of the command's exit code, and of the JSON that it prints, if any.
 def watch(code, view=None):
