@@ -154,7 +154,7 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
 )  # fmt: skip
 def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str, Any]) -> None:
     invalid = "[CAST_INVALID_INPUT] The value '{}"
-    for raised in (None, *map(invalid.format, (("O'p-4711' of the type STRING", "p-4711…; none")))):
+    for raised in (None, *map(invalid.format, ("O'p-4711' of the type STRING", "p-4711…; none"))):
         expectation = Expectation(type=type_, kwargs={"column": "player"})
         failed = describe_failure(expectation, result, raised)
         assert "4711" not in json.dumps(failed)

@@ -37,7 +37,8 @@ def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
     def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
-        return list(given), CliRunner().invoke(cli.main, ["batch", *arguments, "--conf", str(conf)])
+        done = CliRunner().invoke(cli.main, ["batch", *arguments, "--conf", str(conf)])
+        return list(given), done
 
     return run
 

@@ -267,7 +267,7 @@ def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type_or_name(tmp_p
     assert layers.compare(later, batch).diff.changed == 1
     assert {"colour", "home", "g"}.isdisjoint(layers.content([*speed, *later]))
     assert {"colour", "home", "g"} <= layers.content(later).keys()
-    renamed = Layers(tmp_path, "id STRING NOT NULL, n INT")
+    renamed = Layers(tmp_path / "renamed", "id STRING NOT NULL, n INT")
     before = renamed.write([((0, 1), {"n": 1}), ((0, 2), {"n": 2})])
     with renamed.table.update_schema() as update:
         update.rename_column("n", "m")

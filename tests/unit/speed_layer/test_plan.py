@@ -224,7 +224,7 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     for age, step in (
         (timedelta(0), Next.PUBLISH),
         (NAMED_WITHIN, Next.PUBLISH),
-        ((NAMED_WITHIN + timedelta(1)), Next.STAGE),
+        (NAMED_WITHIN + timedelta(1), Next.STAGE),
     ):
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW + age).next is step
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW - age).next is step

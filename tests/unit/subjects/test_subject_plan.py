@@ -133,7 +133,7 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     where = "stream events, subject events-value version 1: "
     json_stream = stream(kind="json_schema")
     for of, subject, message in (
-        (stream(), version(ID, (("odd", ["null"]))), f"{where}odd: expected a type with values, found a union of null"),
+        (stream(), version(ID, ("odd", ["null"])), f"{where}odd: expected a type with values, found a union of null"),
         (stream(), version(("n", "int")), f"{where}key: expected a field id, found n"),
         (stream(), version(ID, ("Kafka_Offset", "int")), "Kafka_Offset: expected names other"),
         (
