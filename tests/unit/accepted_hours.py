@@ -59,7 +59,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
 
 @contextmanager
 def lost_commits(folder: Path) -> Iterator[None]:
-    """What is committed within is lost, as after a restore of the catalog's backup."""
+    """Commits within are lost, as after a restore of the catalog's backup."""
     shutil.copy(folder / "catalog.db", folder / "backup.db")
     yield
     shutil.copy(folder / "backup.db", folder / "catalog.db")

@@ -46,7 +46,7 @@ def unequal(partition: int, good: int, dead: int, duplicate: int, gaps: int) -> 
     return f"partition {partition}: expected {of}, found {found}: {counts}"
 
 
-# What is wrong, the counts of it, and the problem that is found.
+# A fault, the counts of it, and the problem that is found.
 PERTURBED: list[tuple[str, dict[str, Any], str]] = [
     ("one row lost", {"good": Counted({0: 5, 1: 3}, 8)}, unequal(0, 5, 1, 1, 2)),
     ("one row twice", {"good": Counted({0: 6, 1: 3}, 10)}, "rows: expected each offset once, found 1 more"),

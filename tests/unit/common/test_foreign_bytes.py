@@ -82,12 +82,12 @@ HOLD = registers.Hold(HOUR, HOUR, "u", AT, "w")
 
 
 def stored(key: str, read: Callable[[dict[str, str]], object], good: Any) -> Decoder:
-    """Of a property of the tables, whose value for "not ours" is empty."""
+    """A property of the tables, whose value for "not ours" is empty."""
     return Decoder(lambda text: read({key: text}), good, is_empty)
 
 
 def value_of(key: str, read: Callable[[str], object], good: Any, *missing: str) -> Decoder:
-    """Of a property that, unless one that is `missing` has a value, is refused."""
+    """A property that is refused, unless a `missing` one has a value."""
     of_others = is_empty if missing else lambda _: False
     return Decoder(lambda text: read_property({key: text}, key, read, *missing), good, of_others)
 
