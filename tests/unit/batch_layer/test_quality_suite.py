@@ -202,3 +202,19 @@ def test_an_expectation_of_ours_bounds_the_row_count(recorded: Callable[[Any], N
         assert planned.applies is ((planned.min_value, planned.max_value) != (None, None))
         meant.append(f"{planned.min_value} to {planned.max_value}: {planned.basis}")
     recorded(meant)
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "expected"),
+    [
+        (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
+        (SPEED, {"min_ratio": 2, "max_ratio": 1}, "min_ratio up to max_ratio, found 2.0 above 1.0"),
+        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"min_days up to days \(2\), found 3"),
+    ],
+)  # fmt: skip
+def test_an_expectation_of_ours_is_checked_like_the_others(
+    type_: str, kwargs: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    """mistakes.yaml has those of one value."""
+    with pytest.raises(ConfigurationError, match=expected):
+        load_suite(_file(tmp_path, {"type": type_, "kwargs": kwargs}))
