@@ -8,42 +8,26 @@ from typing import Any
 from urllib.parse import urlparse
 
 import numpy as np
+import proofs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from lakes import StreamLake, decide, new_state
-from proofs import (
-    BEFORE,
-    CUT,
-    HOUR,
-    NEXT,
-    NOW,
-    accept,
-    bury,
-    event,
-    job,
-    new_proof,
-    read,
-    record,
-    spoil,
-    stage_rows,
-)
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, event, job, new_proof, record, spoil, stage_rows
 from pydantic import SecretStr
 
 from anabranch.cli.render.hours import audit_text
 from anabranch.common.logs import Progress
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.manifests import files_of
+from anabranch.iceberg import commits, manifests
 from anabranch.kafka.batches import CODES, spans
 from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
-from anabranch.operations.audit import LOG, _read, clip_to_log, kafka_unavailable_reason
+from anabranch.operations import audit
 from anabranch.operations.audit import audit as count_again
-from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from anabranch.operations.audit.count import FileCounts, OffsetCounts, recount
+from anabranch.operations.audit import checks, count
 from anabranch.protocol import acts
 from anabranch.protocol.state import Accepted, Confirmed
 
@@ -54,10 +38,12 @@ Recorded = Callable[[Any], None]
 def one(tmp_path: Path) -> StreamLake:
     """Two accepted hours; the second: three rows, a dead letter, a duplicate, a gap."""
     made = new_proof(tmp_path)
-    accept(made, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
+    proofs.accept(made, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
     speed = [event(0, 4), event(0, 5), event(0, 6), event(0, 7, id="0-2")]
-    read(made, speed, {0: 10})
-    accept(made, NEXT, CUT, speed[:3], dead=[(0, 8)], duplicate=1, gap=1, gaps={"control": 1})
+    proofs.read(made, speed, {0: 10})
+    proofs.accept(
+        made, NEXT, CUT, speed[:3], dead=[(0, 8)], duplicate=1, gap=1, gaps={"control": 1}
+    )
     return made
 
 
@@ -97,7 +83,7 @@ def misplace(one: StreamLake) -> None:
     column = table.column_names.index("ingest_hour")
     field = table.schema.field(column)
     pq.write_table(table.set_column(column, field, pa.array([NEXT], field.type)), path)
-    one.change(Change("main", staged.files))
+    one.change(commits.Change("main", staged.files))
 
 
 def lose_behind_a_duplicate(one: StreamLake) -> None:
@@ -116,7 +102,7 @@ SPOILED: dict[str, Callable[[StreamLake], None]] = {
     "a row there twice": lambda one: spoil(one, add=[event(0, 5)]),
     "rows of other hours' ranges": lambda one: spoil(one, add=[event(0, 2), event(1, 7)]),
     "a row whose file has another hour": misplace,
-    "an offset that is a row and a dead letter": lambda one: bury(one, [(NEXT, 0, 5)]),
+    "an offset that is a row and a dead letter": lambda one: proofs.bury(one, [(NEXT, 0, 5)]),
     "counts of the ledger": (
         lambda one: lie(one, good=4, dead=1, duplicate=0, gap=1, gaps={"control": 2})
     ),
@@ -154,7 +140,7 @@ def damaged_page(whole: bytes) -> bytes:
 def test_a_file_that_is_missing_or_damaged_in_storage(
     one: StreamLake, damaged: Callable[[bytes], bytes] | None, found: str
 ) -> None:
-    (data_file,) = files_of(one.table(), "main", NEXT)
+    (data_file,) = manifests.files_of(one.table(), "main", NEXT)
     file = Path(urlparse(data_file.file_path).path)
     if damaged is None:
         file.unlink()
@@ -170,8 +156,8 @@ def test_a_file_that_is_missing_or_damaged_in_storage(
 
 def test_a_lost_file_of_an_hour_that_waits_is_built_and_not_restated(tmp_path: Path) -> None:
     waiting = new_proof(tmp_path)
-    read(waiting, [event(0, o, HOUR) for o in range(4)], {0: 4})
-    (data_file,) = files_of(waiting.table(), "main", HOUR)
+    proofs.read(waiting, [event(0, o, HOUR) for o in range(4)], {0: 4})
+    (data_file,) = manifests.files_of(waiting.table(), "main", HOUR)
     Path(urlparse(data_file.file_path).path).unlink()
     [message] = sentences(waiting)
     remedy = f"(`anabranch batch STREAM --hour {HOUR}` builds the hour again)"
@@ -207,7 +193,7 @@ def test_an_hour_that_only_the_table_accepts(tmp_path: Path, recorded: Recorded)
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     confirmed = Confirmed(frozenset({FIRST_ROW.decision_id}))
-    one.change(*map(Change, ("batch", "main", "speed")), confirmed=confirmed)
+    one.change(*map(commits.Change, ("batch", "main", "speed")), confirmed=confirmed)
     recorded(sentences(one))
     record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     recorded(sentences(one))
@@ -243,7 +229,7 @@ def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: 
 def bury_speed(one: StreamLake) -> None:
     """The swap gave `main` the speed layer's dead letters, of which the fixture has none."""
     if not [row for row in one.dead("main") if row[0] == NEXT]:
-        bury(one, [(NEXT, 0, 8)], ("speed", "main"))
+        proofs.bury(one, [(NEXT, 0, 8)], ("speed", "main"))
 
 
 def test_hours_begin_where_the_hour_before_ended() -> None:
@@ -253,10 +239,10 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
     found = (
         f"hour {NEXT}, partition 0: start of the cut: expected 4, the end of hour {HOUR}, found 5"
     )
-    assert [d.message for d in check_adjacent_cuts(cuts, timeline)] == [found]
+    assert [d.message for d in checks.check_adjacent_cuts(cuts, timeline)] == [found]
     adopted = replace(timeline, adoptions=(Adoption(HOUR, "t", {0: 5}),))
-    assert check_adjacent_cuts(cuts, adopted) == []
-    assert check_adjacent_cuts(cuts | {NEXT: Cut("u", {0: (0, 9)})}, timeline) == []
+    assert checks.check_adjacent_cuts(cuts, adopted) == []
+    assert checks.check_adjacent_cuts(cuts | {NEXT: Cut("u", {0: (0, 9)})}, timeline) == []
 
 
 # What Kafka gives is values here: the adapter is tested on a real broker.
@@ -277,22 +263,22 @@ def kafka(
     """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`;
     of other offsets its log shows the class, which is compaction where nothing else is said."""
     counted = {
-        "rows": FileCounts(mark(rows)),
-        "batch": FileCounts(mark(rows)),
-        "dead": FileCounts(mark((8,))),
+        "rows": count.FileCounts(mark(rows)),
+        "batch": count.FileCounts(mark(rows)),
+        "dead": count.FileCounts(mark((8,))),
     }
     ranges = {0: log} if log is not None else {}
     shown_as = {o: "present" if o in given else shown.get(o, "compacted") for o in range(100)}
     codes = {
         p: np.array([CODES[shown_as[o]] for o in range(*of)], np.uint8) for p, of in ranges.items()
     }
-    found = recount(RANGES, counted, ranges, codes)
-    audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, found)
-    return [d.message for d in find_disagreements(replace(audited, **values))]
+    found = count.recount(RANGES, counted, ranges, codes)
+    audited = checks.Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, found)
+    return [d.message for d in checks.find_disagreements(replace(audited, **values))]
 
 
-def mark(offsets: tuple[int, ...]) -> OffsetCounts:
-    marks = OffsetCounts(RANGES)
+def mark(offsets: tuple[int, ...]) -> count.OffsetCounts:
+    marks = count.OffsetCounts(RANGES)
     marks.add(np.zeros(len(offsets), np.int32), np.array(offsets, np.int64))
     return marks
 
@@ -320,8 +306,8 @@ def test_what_kafka_gives_is_compared(recorded: Recorded) -> None:
 
 def test_the_part_of_a_cut_that_is_in_kafka() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
-    assert clip_to_log(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
-    assert clip_to_log(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+    assert audit.clip_to_log(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
+    assert audit.clip_to_log(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
 
 
 def test_offsets_that_retention_deletes_meanwhile_are_not_compared() -> None:
@@ -332,7 +318,9 @@ def test_offsets_that_retention_deletes_meanwhile_are_not_compared() -> None:
     )  # fmt: skip
     of = SimpleNamespace(kafka=asked)
     cut = Cut("t", {0: (4, 10), 1: (0, 5)})
-    codes, there = _read(of, Topic("events", "t", (0, 1)), cut, Progress(LOG, "audit", "hours"))
+    codes, there = audit._read(
+        of, Topic("events", "t", (0, 1)), cut, Progress(audit.LOG, "audit", "hours")
+    )
     assert there == {0: (6, 9)}
     assert {p: found.tolist() for p, found in codes.items()} == {0: [6, 7, 8]}
 
@@ -340,19 +328,19 @@ def test_offsets_that_retention_deletes_meanwhile_are_not_compared() -> None:
 def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:
     timeline = Timeline(HOUR, shift(HOUR, 3), {0: 10})
     state = new_state(timeline)
-    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
-    assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic does not exist"
-    found = kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1)))
+    assert audit.kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
+    assert audit.kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic does not exist"
+    found = audit.kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1)))
     assert found == "the topic was recreated since"
     again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
-    got = kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1)))
+    got = audit.kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1)))
     assert got == "its log was restarted since"
     topic = Topic("events", "t", (0, 1))
-    assert kafka_unavailable_reason(again, shift(NEXT, 1), CUT, topic) is None
+    assert audit.kafka_unavailable_reason(again, shift(NEXT, 1), CUT, topic) is None
 
 
 def test_marks_count_each_offset_wherever_it_comes_again() -> None:
-    marks = OffsetCounts({0: (10, 14), 3: (0, 2)})
+    marks = count.OffsetCounts({0: (10, 14), 3: (0, 2)})
     marks.add(np.array([0, 0, 3, 0, 7]), np.array([10, 10, 1, 9, 1]))
     marks.add(np.array([0, 0, 3]), np.array([10, 13, 2]))
     assert (marks.distinct(0), marks.distinct(3), marks.distinct(7)) == (2, 1, 0)
@@ -372,9 +360,9 @@ def test_spans_of_offsets() -> None:
 def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     table = one.table()
-    old = files_of(table, "main", NEXT)
+    old = manifests.files_of(table, "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5)])
-    one.change(Change("main", rewritten.files, old, rewrites=True))
+    one.change(commits.Change("main", rewritten.files, old, rewrites=True))
     assert sentences(one) == []
     expected = (
         f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 "
@@ -384,7 +372,7 @@ def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCapt
 
 
 def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:
-    old = files_of(one.table(), "main", NEXT)
+    old = manifests.files_of(one.table(), "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5) | {"n": 4711}])
-    one.change(Change("main", rewritten.files, old, rewrites=True))
+    one.change(commits.Change("main", rewritten.files, old, rewrites=True))
     assert "main: expected the files of the batch layer" in sentences(one)[0]

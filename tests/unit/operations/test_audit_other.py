@@ -24,23 +24,11 @@ from hypothesis import strategies as st
 from anabranch.cli.render.hours import other_text
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, TableMissing
 from anabranch.config import Environment, load_environment
-from anabranch.iceberg.lake import Lake
+from anabranch.iceberg import lake
 from anabranch.iceberg.other_tables import OtherTable, open_other
 from anabranch.kafka.batches import CODES
 from anabranch.operations.audit import other
-from anabranch.operations.audit.other import (
-    BEFORE,
-    AuditRequest,
-    HourCounts,
-    OtherAudit,
-    PartitionCounts,
-    TimeCounts,
-    audit_other,
-    count_slice,
-    plan_audited,
-    plan_cuts,
-    read_places,
-)
+from anabranch.operations.audit.other import BEFORE, AuditRequest, audit_other, plan_audited
 from serving_layer.query import place_columns
 from serving_layer.query.place_columns import find_columns
 
@@ -54,7 +42,7 @@ def environment(tmp_path: Path) -> Environment:
     return load_environment(str(tmp_path / "conf"))
 
 
-def audit(environment: Environment, folder: Path, **more: Any) -> OtherAudit:
+def audit(environment: Environment, folder: Path, **more: Any) -> other.OtherAudit:
     return audit_other(environment, AuditRequest(str(folder), "t", with_kafka=False, **more))
 
 
@@ -100,7 +88,7 @@ def test_columns_of_known_programs(fields: dict[str, pa.DataType], found: tuple[
 
 def places_of(table: pa.Table) -> AbstractContextManager[Any]:
     columns = find_columns(table.schema, None, None, None)
-    return read_places(OtherTable("", table.schema, [Pieces(table)]), columns, "t")
+    return other.read_places(OtherTable("", table.schema, [Pieces(table)]), columns, "t")
 
 
 def test_times_out_of_range_are_none() -> None:
@@ -244,7 +232,7 @@ def test_all_formats_count_alike(environment: Environment, tmp_path: Path) -> No
     ]
     lost = parts[2].set_column(1, "offset", pa.array([None], pa.int64()))
     every = [*parts, lost]
-    catalog = Lake(environment).catalog
+    catalog = lake.Lake(environment).catalog
     catalog.create_namespace("n")
     table = catalog.create_table("n.t", schema=parts[0].schema)
     for number, part in enumerate(every):
@@ -263,7 +251,7 @@ def test_all_formats_count_alike(environment: Environment, tmp_path: Path) -> No
 def test_an_iceberg_table_is_read_whole_or_refused(
     environment: Environment, tmp_path: Path
 ) -> None:
-    catalog = Lake(environment).catalog
+    catalog = lake.Lake(environment).catalog
     catalog.create_namespace("n")
     write(tmp_path / "files", "a.parquet", rows([0, 1]))
     table = catalog.create_table("n.t", schema=rows([0]).schema)
@@ -429,8 +417,12 @@ def test_without_columns_time_is_counted(environment: Environment, tmp_path: Pat
 
 
 def test_hours_of_kafka_end_at_its_offsets_and_earlier_ones_at_the_rows() -> None:
-    times = TimeCounts({}, {H[0]: {0: 2, 1: 0}, H[1]: {0: 10}, H[2]: {0: 20, 1: 5}, "": {0: 0}})
-    cuts = plan_cuts({0: 0, 1: 0}, times, {0: 15, 1: 5}, {H[1]: {0: 20, 1: 5}, H[2]: {0: 25, 1: 9}})
+    times = other.TimeCounts(
+        {}, {H[0]: {0: 2, 1: 0}, H[1]: {0: 10}, H[2]: {0: 20, 1: 5}, "": {0: 0}}
+    )
+    cuts = other.plan_cuts(
+        {0: 0, 1: 0}, times, {0: 15, 1: 5}, {H[1]: {0: 20, 1: 5}, H[2]: {0: 25, 1: 9}}
+    )
     assert cuts == [
         (BEFORE, {0: (0, 2)}),
         (H[0], {0: (2, 10), 1: (0, 5)}),
@@ -480,8 +472,10 @@ def test_nothing_is_proven_of_a_partition_without_a_row() -> None:
     for until in (8, 10):
         planned = plan_audited(cuts, {0: (3, until)}, None)
         assert planned.without_rows == (1,), "partition 2 is of an hour after the table's last one"
-        of_hours = tuple(HourCounts(h, {0: PartitionCounts(*r[0])}) for h, r in planned.hours)
-        found = OtherAudit("", "t", (), 1, hours=of_hours, without_rows=planned.without_rows)
+        of_hours = tuple(
+            other.HourCounts(h, {0: other.PartitionCounts(*r[0])}) for h, r in planned.hours
+        )
+        found = other.OtherAudit("", "t", (), 1, hours=of_hours, without_rows=planned.without_rows)
         assert found.is_exact and not found.is_proven
         assert replace(found, without_rows=()).is_proven
     assert plan_audited(cuts, {0: (3, 10), 1: (0, 1)}, None).without_rows == ()
@@ -497,8 +491,8 @@ def test_a_named_hour_is_whole_only_if_the_log_begins_before_it() -> None:
     begins = {0: 7, 1: 5, 2: 0, 3: 2, 4: 8, 5: 6, 6: 0}
     assert other.plan_cut_off(cuts, begins, H[1]) == (1, 3, 4, 5)
     assert other.plan_cut_off(cuts, begins, H[2]) == (3, 4, 5)
-    hours = (HourCounts(H[1], {0: PartitionCounts(9, 12, 3)}),)
-    found = OtherAudit("", "t", (), 3, hours=hours, cut_off=(1,))
+    hours = (other.HourCounts(H[1], {0: other.PartitionCounts(9, 12, 3)}),)
+    found = other.OtherAudit("", "t", (), 3, hours=hours, cut_off=(1,))
     assert found.is_exact and not found.is_proven and not found.as_dict()["exact"]
     words = " ".join(map(str, other_text(found)))
     assert "has deleted some: 1; that none" in words and "once" not in words
@@ -507,15 +501,15 @@ def test_a_named_hour_is_whole_only_if_the_log_begins_before_it() -> None:
 def test_an_offset_counts_by_its_rows_and_by_its_class() -> None:
     names = ("present", "present", "present", "control", "aborted", "aborted", "compacted")
     codes = np.array([CODES[name] for name in names], np.uint8)
-    one = count_slice(10, np.array([1, 0, 3, 0, 0, 1, 1]), codes)
+    one = other.count_slice(10, np.array([1, 0, 3, 0, 0, 1, 1]), codes)
     assert (one.rows, one.twice, one.missing, one.uncommitted) == (6, 2, 1, 1)
     assert one.gaps == {"control": 1, "aborted": 1}
     assert (one.missing_at, one.twice_at) == (((11, 12),), ((12, 13),))
-    after = count_slice(17, np.array([0, 2]), np.full(2, CODES["present"], np.uint8))
+    after = other.count_slice(17, np.array([0, 2]), np.full(2, CODES["present"], np.uint8))
     both = one.plus(after)
     assert (both.start, both.end, both.rows, both.missing) == (10, 19, 8, 2)
     assert both.missing_at == ((11, 12), (17, 18)) and both.twice_at == ((12, 13), (18, 19))
-    last = count_slice(19, np.zeros(1, np.int64), np.full(1, CODES["present"], np.uint8))
+    last = other.count_slice(19, np.zeros(1, np.int64), np.full(1, CODES["present"], np.uint8))
     assert after.plus(last).missing_at == ((17, 18), (19, 20))
 
 

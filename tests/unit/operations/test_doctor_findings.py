@@ -22,19 +22,8 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch import config
+from anabranch.common import errors, output
 from anabranch.common.deadline import Answers, TimedRead, wait_for_all
-from anabranch.common.errors import (
-    AnabranchError,
-    CodecMissing,
-    ConfigurationError,
-    MetadataGone,
-    MissingRight,
-    NoAnswer,
-    NoTopicIds,
-    Transient,
-)
-from anabranch.common.output import plain
-from anabranch.config import S3, Slo
 from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
@@ -49,8 +38,7 @@ from anabranch.operations.doctor import (
 )
 from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol.ledger_row import HourShare
-from anabranch.protocol.retention import Overdue
+from anabranch.protocol import ledger_row, retention
 from anabranch.spark.jars import JOBS
 from anabranch.spark.settings import ARCHIVE, VERSIONS, installed
 
@@ -80,7 +68,7 @@ def of_kafka(
     unread: kafka.Unread | None = UNREAD,
     stream: config.Stream = STREAM,
     servers: str = "127.0.0.1:1",
-    refused: MissingRight | None = None,
+    refused: errors.MissingRight | None = None,
     **settings: Any,
 ) -> list[Finding]:
     """Judge a topic with these settings."""
@@ -116,7 +104,7 @@ WELL = airflow.AirflowFacts(
 )  # fmt: skip
 NOWHERE = new_environment(Path("/nowhere"))
 LONG = kafka.Unread("2026-11-11T12", {0: 0})
-DENIED, AWAY = ConfigurationError("denied"), Transient("away")
+DENIED, AWAY = errors.ConfigurationError("denied"), errors.Transient("away")
 CERTIFICATE = "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
 BATCH_WITH_GAPS = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
 ALLOWED = STREAM.model_copy(update={"batch": BATCH_WITH_GAPS})
@@ -146,20 +134,20 @@ FOUND = {
     "one replica, one broker here": of_kafka(replicas=1, brokers=1),
     "one replica, one broker": of_kafka(servers="kafka.example.com:9092", replicas=1, brokers=1),
     "one in sync": of_kafka(min_insync=1),
-    "the group": of_kafka(refused=MissingRight("denied", "kafka-acls.sh --operation Read")),
+    "the group": of_kafka(refused=errors.MissingRight("denied", "kafka-acls.sh --operation Read")),
     **{f"no topic at {of}": no_topic(of) for of in ("localhost:9092", "kafka.example.com:9092")},
     "kafka away": [kafka.failed(BROKERS, STREAM, AWAY)],
     "kafka denied": [kafka.failed(BROKERS, STREAM, DENIED)],
-    "kafka right": [kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh --add"))],
-    "kafka codec": [kafka.failed(BROKERS, STREAM, CodecMissing("lz4"))],
-    "kafka ids": [kafka.failed(BROKERS, STREAM, NoTopicIds("none"))],
-    "s3 away": [s3.failed(NOWHERE, PLACE, NoAnswer("away"))],
+    "kafka right": [kafka.failed(BROKERS, STREAM, errors.MissingRight("denied", "kafka-acls.sh --add"))],
+    "kafka codec": [kafka.failed(BROKERS, STREAM, errors.CodecMissing("lz4"))],
+    "kafka ids": [kafka.failed(BROKERS, STREAM, errors.NoTopicIds("none"))],
+    "s3 away": [s3.failed(NOWHERE, PLACE, errors.NoAnswer("away"))],
     "s3 denied": [s3.failed(NOWHERE, PLACE, DENIED)],
-    "s3 untrusted": [s3.failed(NOWHERE, PLACE, ConfigurationError(CERTIFICATE))],
+    "s3 untrusted": [s3.failed(NOWHERE, PLACE, errors.ConfigurationError(CERTIFICATE))],
     "catalog away": [services.catalog_failed(NOWHERE.catalog, AWAY)],
     "catalog denied": [services.catalog_failed(NOWHERE.catalog, DENIED)],
-    "catalog locked": [services.catalog_failed(NOWHERE.catalog, Transient("database is locked"))],
-    "metadata gone": [tables.failed(STREAM, MetadataGone("gone"))],
+    "catalog locked": [services.catalog_failed(NOWHERE.catalog, errors.Transient("database is locked"))],
+    "metadata gone": [tables.failed(STREAM, errors.MetadataGone("gone"))],
     "registry away": [services.registry_failed(STREAM, AWAY)],
     "registry denied": [services.registry_failed(STREAM, DENIED)],
     "subject": [*services.subject_findings(STREAM, True)],
@@ -177,14 +165,14 @@ FOUND = {
     "a refused restatement": of_stream(refused_restatements=[OTHER]),
     "late": of_stream(late="5 offsets wait"),
     "late, to begin": of_stream(late="5 offsets wait", speed_has_begun=False),
-    "late as promised": of_stream(new_stream(slo=Slo(fresh=timedelta(seconds=10))), late="5 wait"),
+    "late as promised": of_stream(new_stream(slo=config.Slo(fresh=timedelta(seconds=10))), late="5 wait"),
     "a backlog": of_stream(backlog=[H11], to_seal=["2026-11-21T12", "2026-11-21T13"]),
     "two hours wait": of_stream(backlog=[H11], to_seal=["2026-11-21T12"]),
     # It fails at each run, between accepted ones.
     "one hour waits long": of_stream(backlog=["2026-11-21T09"]),
     "unmaintained": of_stream(unmaintained="no run recorded"),
-    "overdue": of_stream(overdue=Overdue(3, "2026-11-01T00", None)),
-    "dead letters": of_stream(dead_shares={HOUR: HourShare(30, 40)}, too_many_dead=[HOUR]),
+    "overdue": of_stream(overdue=retention.Overdue(3, "2026-11-01T00", None)),
+    "dead letters": of_stream(dead_shares={HOUR: ledger_row.HourShare(30, 40)}, too_many_dead=[HOUR]),
     "no bucket": of_store(has_bucket=False),
     "no right to delete": of_store(denied=("s3:DeleteObject", "AccessDenied")),
     "a clock 31 s off": of_store(store_time=NOW + timedelta(seconds=31)),
@@ -211,7 +199,7 @@ FOUND = {
 
 
 def test_the_findings(recorded: Callable[[Any], None]) -> None:
-    recorded(plain(FOUND))
+    recorded(output.plain(FOUND))
 
 
 def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
@@ -284,7 +272,7 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding(
     objects: dict[str, bytes] = {}
 
     def refuse(bucket: str) -> None:
-        raise Transient(f"read the lifecycle rules of bucket {bucket}: ClientError: {code}")
+        raise errors.Transient(f"read the lifecycle rules of bucket {bucket}: ClientError: {code}")
 
     store = store_of(objects, lifecycle=refuse)
     monkeypatch.setattr(s3, "open_store", lambda settings: store)
@@ -375,9 +363,9 @@ def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
 
 def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
     made = new_environment(tmp_path)
-    keys = S3.model_validate({"access_key": "known", "secret_key": "hidden"})
+    keys = config.S3.model_validate({"access_key": "known", "secret_key": "hidden"})
 
-    def found(master: str, s3: S3 = keys, **conf: str) -> list[Finding]:
+    def found(master: str, s3: config.S3 = keys, **conf: str) -> list[Finding]:
         spark = made.spark.model_copy(update={"master": master, "conf": made.spark.conf | conf})
         catalog = made.catalog.model_copy(update={"warehouse": "s3://b/w"})
         environment = made.model_copy(update={"spark": spark, "s3": s3, "catalog": catalog})
@@ -389,7 +377,7 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
     assert "hidden" not in str(finding)
     settings = dict(re.findall(r"(spark\.[\w.]+): (true)", finding.remedy))
     assert settings and found("spark://host:7077", **settings) == []
-    assert found("k8s://https://host:6443", S3()) == []
+    assert found("k8s://https://host:6443", config.S3()) == []
     assert found("local[2]") == []
 
 
@@ -418,8 +406,8 @@ def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> No
     stuck, quick = TimedRead("stuck", end.wait, 0.1), TimedRead("quick", lambda: 7, 60)
     broken = TimedRead("broken", lambda: 1 // 0, 60)
     assert quick.facts() == 7
-    assert isinstance(stuck.facts(), NoAnswer) and stuck.is_given_up
-    assert isinstance(broken.facts(), AnabranchError) and not broken.is_given_up
+    assert isinstance(stuck.facts(), errors.NoAnswer) and stuck.is_given_up
+    assert isinstance(broken.facts(), errors.AnabranchError) and not broken.is_given_up
     end.set()
 
 
@@ -430,7 +418,7 @@ def test_readers_of_one_service_are_given_up_once_none_of_them_ends() -> None:
     stuck = TimedRead("stuck", never.wait)
     wait_for_all([*slow, stuck], 1.0)
     assert [reading.name for reading in (*slow, stuck) if reading.is_given_up] == ["stuck"]
-    assert isinstance(stuck.facts(), NoAnswer)
+    assert isinstance(stuck.facts(), errors.NoAnswer)
     assert [reading.facts() for reading in slow] == [False] * 13
     never.set()
 
@@ -493,5 +481,5 @@ def test_a_silent_airflow_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(airflow, "_ANSWER_SECONDS", 0.2)
     found = r"airflow \w+ .*: expected an answer within 0.2 s"
-    with pytest.raises(ConfigurationError, match=found):
+    with pytest.raises(errors.ConfigurationError, match=found):
         airflow.read()

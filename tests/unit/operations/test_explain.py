@@ -6,36 +6,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import proofs
 import pytest
 from lakes import StreamLake, decide, new_state, new_stream
-from proofs import (
-    BEFORE,
-    CUT,
-    HOUR,
-    NEXT,
-    NOW,
-    accept,
-    event,
-    job,
-    new_proof,
-    read,
-    record,
-    spoil,
-    stage_rows,
-)
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil
 from report_hours import an_expired_hour
 
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import explain
-from anabranch.operations.reports.explain import (
-    HourFacts,
-    classify_hour,
-    explain_sentences,
-    hour_facts,
-    served_since,
-)
-from anabranch.protocol import acts, ledger
-from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol import acts, ledger, ledger_row
 from anabranch.protocol.state import Accepted
 
 OPEN = shift(HOUR, 2)
@@ -62,7 +41,7 @@ def one(tmp_path: Path) -> StreamLake:
 def sentences_of(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
     """The sentences by subject; of several with one subject, all of them."""
     sentences: dict[str, str] = {}
-    for subject, text in explain_sentences(explain.explain(job(one), hour, now)):
+    for subject, text in explain.explain_sentences(explain.explain(job(one), hour, now)):
         sentences[subject] = f"{sentences[subject]}\n{text}" if subject in sentences else text
     return sentences
 
@@ -115,13 +94,13 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(recorded: Reco
     reason = "accepted by an operator: known"
     given = {"good": 4, "sources": sources, "served": "batch", "reason": reason}
     facts = _facts([decide(HOUR, "accepted", 1, BEFORE, NOW, **given, **NONE_LEFT_OUT)])
-    recorded(dict(explain_sentences(facts)))
+    recorded(dict(explain.explain_sentences(facts)))
 
 
 def test_an_accepted_hour_with_erased_records(recorded: Recorded) -> None:
     accepted = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, **NONE_LEFT_OUT)
     facts = _facts([accepted, decide(HOUR, "erased", 1, None, LATER, good=3, dead=0, erased=1)])
-    recorded(dict(explain_sentences(facts)))
+    recorded(dict(explain.explain_sentences(facts)))
     assert (facts.accepted_at, facts.revision) == (NOW, 1)
 
 
@@ -162,18 +141,18 @@ def test_a_main_of_no_serving_layer_is_shouted(one: StreamLake, recorded: Record
 TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
 
 
-def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> HourFacts:
+def _facts(rows: list[ledger_row.LedgerRow], hour: str = HOUR, **values: Any) -> explain.HourFacts:
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
     files = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
-    return hour_facts(new_stream(), state, hour, rows, files, {}, NOW)
+    return explain.hour_facts(new_stream(), state, hour, rows, files, {}, NOW)
 
 
 def test_an_empty_hour(recorded: Recorded) -> None:
     cut = Cut("t", {0: (4, 4)})
     row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, **NONE_LEFT_OUT)
     facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
-    recorded(dict(explain_sentences(facts)))
+    recorded(dict(explain.explain_sentences(facts)))
 
 
 ADOPTED = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
@@ -194,7 +173,7 @@ ADOPTED = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
 )  # fmt: skip
 def test_an_hour_that_lost_something(hour: str, values: dict[str, Any], recorded: Recorded) -> None:
     facts = _facts([], hour, **values)
-    recorded(dict(explain_sentences(facts)) | {"to rebuild": facts.rebuild})
+    recorded(dict(explain.explain_sentences(facts)) | {"to rebuild": facts.rebuild})
 
 
 def test_an_unexplained_error_is_logged_as_an_error(recorded: Recorded) -> None:
@@ -202,12 +181,12 @@ def test_an_unexplained_error_is_logged_as_an_error(recorded: Recorded) -> None:
     given = {"served": "batch", "good": 4, "diff": diff, "speed_rows": 1, "gaps": {}}
     facts = _facts([decide(HOUR, "accepted", 1, BEFORE, NOW, **given)])
     assert facts.unexplained == {"missing": 1, "changed": 1}
-    recorded(dict(explain_sentences(facts)))
+    recorded(dict(explain.explain_sentences(facts)))
 
 
 def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
     row = decide(NEXT, "accepted", 1, CUT, NOW, served="batch", good=1, dead=0)
-    publish = one.accept(stage_rows(one, [event(0, 4)]), NEXT, Accepted(1, CUT))
+    publish = one.accept(proofs.stage_rows(one, [event(0, 4)]), NEXT, Accepted(1, CUT))
     one.publish(replace(publish, decisions=(row,)))
     assert sentences_of(one, NEXT)["account"] == "of 6 offsets 1 became rows"
 
@@ -216,21 +195,21 @@ def test_since_when_a_layer_serves() -> None:
     def at(hour: int) -> datetime:
         return datetime(2026, 11, 21, hour, tzinfo=UTC)
 
-    past: list[tuple[Kind, Layer]] = [
+    past: list[tuple[ledger_row.Kind, ledger_row.Layer]] = [
         ("sealed", "speed"), ("accepted", "batch"), ("served", "speed"), ("served", "batch"),
         ("accepted", "batch"),
     ]  # fmt: skip
     decided = enumerate(past, 1)
     rows = [ledger.decision(HOUR, kind, 1, None, at(h), served=by) for h, (kind, by) in decided]
-    assert served_since(rows[:1], "speed") is None
-    assert served_since(rows[:2], "batch") == at(2)
-    assert served_since(rows[:3], "speed") == at(3)
-    assert served_since(rows, "batch") == at(4)
+    assert explain.served_since(rows[:1], "speed") is None
+    assert explain.served_since(rows[:2], "batch") == at(2)
+    assert explain.served_since(rows[:3], "speed") == at(3)
+    assert explain.served_since(rows, "batch") == at(4)
     # The ledger does not know of the change.
-    assert served_since(rows[:2], "speed") is None
+    assert explain.served_since(rows[:2], "speed") is None
 
 
 def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
     state = new_state(replace(TIMELINE, open="2026-11-21T04"))
-    assert classify_hour(state, "2026-11-21T04", False, NOW) == "open"
-    assert classify_hour(state, "2026-11-21T05", False, NOW) == "not begun"
+    assert explain.classify_hour(state, "2026-11-21T04", False, NOW) == "open"
+    assert explain.classify_hour(state, "2026-11-21T05", False, NOW) == "not begun"

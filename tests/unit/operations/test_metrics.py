@@ -24,32 +24,15 @@ from waiting import wait_for
 
 from anabranch import config
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
-from anabranch.config import Slo
 from anabranch.iceberg.clock import Clock
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.page.app import Page, Settings
-from anabranch.operations.reports import reading, status
-from anabranch.operations.reports.maintenance import (
-    MainContent,
-    Maintenance,
-    TableGrowth,
-)
-from anabranch.operations.reports.metrics import ScrapedStream, metrics_of
+from anabranch.operations.reports import maintenance, metrics, reading, status
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
+from anabranch.protocol import measured
 from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
-from anabranch.protocol.measured import (
-    BOUNDS,
-    COMMIT,
-    PUBLISH,
-    READABLE,
-    STAGE,
-    Durations,
-    MaintainedTable,
-    MaintenanceRun,
-    Measured,
-    Size,
-)
+from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, STAGE, Durations, Measured, Size
 from anabranch.protocol.retention import Overdue
 
 ROOT = Path(__file__).parents[3]
@@ -71,12 +54,12 @@ VIEW = StreamStatus(
 )  # fmt: skip
 
 
-CONTENT = MainContent(
+CONTENT = maintenance.MainContent(
     rows={"speed": 9, "batch": 91},
     dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
     measured={
         "speed": Measured(
-            {READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
+            {measured.READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
             {
                 (RETRIES, "kafka"): 2, (S3_REQUESTS, "GetObject"): 7, (S3_BYTES, "written"): 4096,
                 (COMMITS, ""): 12, (CPU, ""): 1500,
@@ -90,10 +73,12 @@ CONTENT = MainContent(
 
 
 AT = NOW - timedelta(hours=2)
-DONE = MaintenanceRun(AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))})
-MAINTENANCE = Maintenance(
+DONE = measured.MaintenanceRun(
+    AT, AT, 3, {"events": measured.MaintainedTable(7, 2, Size(4, 500), Size(1, 20))}
+)
+MAINTENANCE = maintenance.Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
-    tables={"events": TableGrowth(9000, 40, 3, 12, 80, 100, 6)},
+    tables={"events": maintenance.TableGrowth(9000, 40, 3, 12, 80, 100, 6)},
     speed_files={"2026-11-21T00": 31},
     letters_wait_since=NOW - timedelta(seconds=30),
     unread={"per_minute": "none"},
@@ -104,23 +89,23 @@ READ = Readings(NOW, replace(VIEW, overdue=Overdue(3, "2026-11-20T22", None)), C
 
 
 def scraped(
-    readings: Readings | None, slo: Slo | None = None, group: str | None = None
-) -> ScrapedStream:
+    readings: Readings | None, slo: config.Slo | None = None, group: str | None = None
+) -> metrics.ScrapedStream:
     as_of = readings.at if readings is not None else NOW - timedelta(hours=1)
-    return ScrapedStream(slo or Slo(), group, as_of, readings)
+    return metrics.ScrapedStream(slo or config.Slo(), group, as_of, readings)
 
 
 class Fixed(Collector):
-    def __init__(self, **streams: ScrapedStream) -> None:
+    def __init__(self, **streams: metrics.ScrapedStream) -> None:
         self._streams = streams
 
     def collect(self) -> list[Metric]:
-        return list(metrics_of(self._streams))
+        return list(metrics.metrics_of(self._streams))
 
 
 TWO = Fixed(
-    events=scraped(READ, Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))),
-    away=scraped(None, Slo(complete=timedelta(hours=2))),
+    events=scraped(READ, config.Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))),
+    away=scraped(None, config.Slo(complete=timedelta(hours=2))),
 )
 
 
@@ -304,13 +289,13 @@ def jobs_of(folder: Path, *names: str) -> list[Job]:
     return [named(one, name) for name in names]
 
 
-def _of_groups(**streams: ScrapedStream) -> dict[tuple[str, ...], float]:
+def _of_groups(**streams: metrics.ScrapedStream) -> dict[tuple[str, ...], float]:
     found = _values(Fixed(**streams))
     return {labels: value for labels, value in found.items() if labels[0].startswith("group_")}
 
 
 def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
-    def answer(through: str | None, group: str | None = "small") -> ScrapedStream:
+    def answer(through: str | None, group: str | None = "small") -> metrics.ScrapedStream:
         view = replace(VIEW, complete_through=through)
         return scraped(Readings(NOW, view, CONTENT, MAINTENANCE), group=group)
 

@@ -37,18 +37,9 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift
-from anabranch.operations.page import app
+from anabranch.operations.page import app, hour_view, streams
 from anabranch.operations.page.app import Page, allowed_hosts, split_commands
-from anabranch.operations.page.hour_view import (
-    HourRows,
-    calendar_month,
-    month_of,
-    read_record,
-)
-from anabranch.operations.page.streams import classify_stream, stream_line
-from anabranch.operations.reports import status
-from anabranch.operations.reports.dead_letters import compare, letters
-from anabranch.operations.reports.explain import explain_sentences
+from anabranch.operations.reports import dead_letters, explain, status
 from anabranch.operations.reports.maintenance import read_maintenance
 from anabranch.operations.reports.reading import (
     BackgroundReader,
@@ -206,7 +197,7 @@ def test_the_calendar_agrees_with_hours_on_every_hour(
 ) -> None:
     one = full_job(tmp_path, make)
     view = status.status(one, PATIENCE)
-    days = calendar_month(view, None, LATER).days
+    days = hour_view.calendar_month(view, None, LATER).days
     cells = [c for day in days for c in day.cells if c is not None]
     # `hours` says open of an hour that has ended, as long as it is not sealed.
     by_calendar = [(c.hour, "open" if c.state == "ended" else c.state, c.layer) for c in cells]
@@ -220,7 +211,7 @@ def test_the_page_shows_expired_and_held_hours(tmp_path: Path, still: None) -> N
     text = shown(client, "/streams/events")
     assert f"Expired hours 1 Kept by operators {NEXT}: kept by " in text and "case 7" in text
     assert reader.reading.value is not None
-    days = calendar_month(reader.reading.value.status, None, LATER).days
+    days = hour_view.calendar_month(reader.reading.value.status, None, LATER).days
     cells = {c.hour: c for day in days for c in day.cells if c is not None}
     assert (cells[HOUR].letter, cells[HOUR].mark, cells[HOUR].attention) == ("X", "", False)
     assert cells[HOUR].label == f"{HOUR}: expired"
@@ -230,7 +221,7 @@ def test_the_page_shows_expired_and_held_hours(tmp_path: Path, still: None) -> N
 
 def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     view = replace(VIEW, first_hour="2025-12-30T05", backlog=["2026-11-21T00", "2026-11-21T01"])
-    month = calendar_month(view, None, STATUS_NOW)
+    month = hour_view.calendar_month(view, None, STATUS_NOW)
     assert (month.month, month.earlier, month.later) == ("2026-11", "2026-10", None)
     assert len(month.days) == 21
     last = [c for c in month.days[-1].cells if c is not None]
@@ -245,15 +236,15 @@ def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     )
     found = [(year, [(month, n) for month, n in months if n]) for year, months in month.years]
     assert found == [("2026", [("2026-11", 4)]), ("2025", [])]
-    first = calendar_month(view, "2025-12", STATUS_NOW)
+    first = hour_view.calendar_month(view, "2025-12", STATUS_NOW)
     assert [c.hour if c else None for c in first.days[0].cells][4:6] == [None, "2025-12-30T05"]
     assert (first.earlier, first.later) == (None, "2026-01")
     assert [d.date for d in first.days] == ["2025-12-30", "2025-12-31"]
-    assert calendar_month(view, "1999-01", STATUS_NOW).month == "2025-12"
-    assert calendar_month(view, "2999-01", STATUS_NOW).month == "2026-11"
+    assert hour_view.calendar_month(view, "1999-01", STATUS_NOW).month == "2025-12"
+    assert hour_view.calendar_month(view, "2999-01", STATUS_NOW).month == "2026-11"
     for wrong in ("2026-1", "2026-13", "x"):
         with pytest.raises(ConfigurationError, match="expected a month such as 2026-11"):
-            month_of(wrong)
+            hour_view.month_of(wrong)
 
 
 def test_a_streams_state_is_that_of_its_worst_finding() -> None:
@@ -261,7 +252,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[], too_many_dead=[])
     soon = {"retention": timedelta(hours=26)}
     assert [
-        (classify_stream(view, STATUS_NOW).word, word)
+        (streams.classify_stream(view, STATUS_NOW).word, word)
         for view, word in (
             (replace(VIEW, topic_missing=True), "no topic"),
             (replace(VIEW, topic_recreated=True, unreadable="another id"), "recreated"),
@@ -286,7 +277,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             (replace(calm, backlog=[shift_open(-2), shift_open(-1)]), "in order"),
             (calm, "in order"),
         )
-        if classify_stream(view, STATUS_NOW).word != word
+        if streams.classify_stream(view, STATUS_NOW).word != word
     ] == []
 
 
@@ -300,9 +291,9 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
     for i, make in enumerate((a_full_hour, an_old_hour, nothing_yet)):
         one = full_job(tmp_path / str(i), make)
         for hour in (HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
-            facts = read_record(one, hour, LATER).facts
+            facts = hour_view.read_record(one, hour, LATER).facts
             for each in (facts, replace(facts, merged=False, kept=False)):
-                for _, text in explain_sentences(each):
+                for _, text in explain.explain_sentences(each):
                     shown += [line for line, is_one in split_commands(text) if is_one]
     names = {"audit", "batch", "check", "dead-letters", "explain", "merge", "override", "query"}
     assert {line.split()[1] for line in shown} == names
@@ -446,15 +437,15 @@ def test_a_stream_that_has_no_table_is_new_and_the_others_are_shown(full: Job, s
     # The last answer of one that failed since stays, and is not shown as its current state.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[], too_many_dead=[])
     failed = TimedValue(Readings(LATER, calm), LATER, Failure(LATER, "away"))
-    line = stream_line("events", failed, failed.why_old(LATER, DEADLINE, EVERY))
+    line = streams.stream_line("events", failed, failed.why_old(LATER, DEADLINE, EVERY))
     assert (line.lag, line.condition.word) == (7, "away")
     assert line.condition.why == "in order at the last reading"
     assert line.condition.command == "anabranch doctor events"
     # A table that is gone since is no new stream.
     gone = TimedValue(Readings(LATER, calm), LATER, Failure(LATER, "expected it", is_new=True))
-    condition = stream_line("events", gone, gone.why_old(LATER, DEADLINE, EVERY)).condition
+    condition = streams.stream_line("events", gone, gone.why_old(LATER, DEADLINE, EVERY)).condition
     assert (condition.word, condition.is_wrong) == ("away", True)
-    line = stream_line("broken", made.readers["broken"].reading, "away")
+    line = streams.stream_line("broken", made.readers["broken"].reading, "away")
     assert (line.lag, line.freshness, line.condition.word) == (None, None, "new")
 
 
@@ -596,11 +587,11 @@ def test_an_error_page_has_no_details_and_the_same_headers(page: Page) -> None:
 
 
 def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
-    found = letters(full, (NEXT, NEXT), 1)
+    found = dead_letters.letters(full, (NEXT, NEXT), 1)
     value, key = "<script>alert(1)</script>", '"><img src=x onerror=y>'
     evil = replace(found.reasons[0].samples[0], value=value, key=key)
     rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
-    held = HourRows(rows, compare(full, NEXT, 1, 1), None)
+    held = hour_view.HourRows(rows, dead_letters.compare(full, NEXT, 1, 1), None)
     page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
     html = parsed(browser(page).get(f"/streams/events/hours/{NEXT}").text)
     assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]

@@ -19,15 +19,13 @@ from pages import browser, new_page, stand_still
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
+from anabranch.cli import report, reports
 from anabranch.cli.render.hours import audit_text, explanation_text, history_text, hours_text
 from anabranch.cli.render.rows import difference_text, duplicates_text, letters_text
-from anabranch.cli.report import Text, print_text
-from anabranch.cli.reports import status_text
 from anabranch.common.output import plain, print_json
 from anabranch.job import Job
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import dead_letters, explain, status
-from anabranch.operations.reports.explain import explain_sentences
 from anabranch.protocol.decisions import decisions
 from anabranch.protocol.state import load_state
 
@@ -41,16 +39,16 @@ def still() -> Iterator[None]:
         yield
 
 
-def views(job: Job) -> Iterator[tuple[str, Any, Callable[[Any], Text]]]:
+def views(job: Job) -> Iterator[tuple[str, Any, Callable[[Any], report.Text]]]:
     """Every view, and its text."""
     yield "hours", status.hours(job), hours_text
-    yield "status", status.status(job, timedelta(seconds=1)), status_text
+    yield "status", status.status(job, timedelta(seconds=1)), reports.status_text
     for hour in (None, NEXT):
         found = decisions(job.lake, job.stream, hour)
         yield f"history {hour}", found, partial(history_text, "events", hour)
     for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
         facts = explain.explain(job, hour, LATER)
-        sentences = explain_sentences(facts)
+        sentences = explain.explain_sentences(facts)
         view = plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]}
         yield f"explain {hour}", view, lambda _, s=sentences: explanation_text(s)
     for hours in (None, (HOUR, HOUR)):
@@ -80,7 +78,7 @@ def test_reports_print_what_is_recorded(tmp_path: Path, capsys: pytest.CaptureFi
             capsys.readouterr()
             print_json(view)
             shown.append(f"==== {made.__name__}: {name}, json\n{capsys.readouterr().out}")
-            print_text(text_of(view))
+            report.print_text(text_of(view))
             shown.append(f"==== {made.__name__}: {name}, text\n{capsys.readouterr().out}")
         shown.append(f"==== {made.__name__}: metrics\n{metrics_text(of)}")
     text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', "".join(shown))

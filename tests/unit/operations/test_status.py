@@ -18,20 +18,15 @@ from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, job, new_proof, read
 from proofs import NOW as START
 from report_hours import LATER, kafka
 
-from anabranch.cli import main
+from anabranch.cli import main, reports
 from anabranch.cli.report import Table
-from anabranch.cli.reports import statuses_text
 from anabranch.config import Slo
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, lake
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.lake import Lake
 from anabranch.offsets.position import Position
 from anabranch.operations.reports.status import Lag, StreamStatus, late_after, late_reason, status
-from anabranch.protocol.ledger import LEDGER_SCHEMA
-from anabranch.protocol.measured import MaintenanceRun, record_run
+from anabranch.protocol import ledger, measured, state, watermarks
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.state import State
-from anabranch.protocol.watermarks import waiting_since
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 PATIENCE = timedelta(minutes=10)
@@ -81,10 +76,10 @@ MS = int(NOW.timestamp() * 1000)
     ],
 )
 def test_a_record_waits_since_kafka_received_it(stamps: list[int], since: datetime | None) -> None:
-    assert waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since
+    assert watermarks.waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since
     if stamps and since == NOW - timedelta(minutes=1):
         stamp = datetime.fromtimestamp(max(0, stamps[0]) / 1000, UTC)
-        assert waiting_since(stamps, None, NOW) == stamp
+        assert watermarks.waiting_since(stamps, None, NOW) == stamp
 
 
 def of_batch_alone(folder: Path) -> StreamLake:
@@ -120,7 +115,7 @@ def test_a_topic_that_jobs_refuse_to_read_is_named(
     view = status(of, PATIENCE)
     assert (view.topic_missing, view.topic_recreated) == (id is None, id == "another")
     assert view.unreadable is not None and view.late == view.unreadable
-    [table] = [one for one in statuses_text({"events": view}) if isinstance(one, Table)]
+    [table] = [one for one in reports.statuses_text({"events": view}) if isinstance(one, Table)]
     assert next(iter(table.rows))[1] == lag
     monkeypatch.setattr("anabranch.job.open_job", lambda *_: of)
     reason = f"the jobs do not read the topic: {view.unreadable}"
@@ -146,7 +141,7 @@ def test_maintenance_that_completes_no_run_for_two_days_is_late(tmp_path: Path) 
 
     def record(after: timedelta, **failed: str) -> None:
         at = began + after
-        record_run(one.lake, one.name, MaintenanceRun(at, at, 0, {}, failed))
+        measured.record_run(one.lake, one.name, measured.MaintenanceRun(at, at, 0, {}, failed))
 
     day = timedelta(days=1)
     # A stream may begin with hours that are older than itself.
@@ -176,7 +171,7 @@ def test_records_that_only_the_batch_layer_read_do_not_wait(tmp_path: Path) -> N
 @time_machine.travel(LATER, tick=False)
 def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = of_batch_alone(tmp_path)
-    monkeypatch.setattr(State, "is_merged", False)
+    monkeypatch.setattr(state.State, "is_merged", False)
     assert viewed(one, end=10).lag.offsets == 10
 
 
@@ -201,7 +196,7 @@ def as_json(conf: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_every_stream_is_listed_with_its_table(conf: Path) -> None:
-    assert admin.create(Lake(new_environment(conf)), "raw.a", LEDGER_SCHEMA, (), {})
+    assert admin.create(lake.Lake(new_environment(conf)), "raw.a", ledger.LEDGER_SCHEMA, (), {})
     found = as_json(conf)
     assert [(s["stream"], s["group"], s["topic"], s["table"], s["state"]) for s in found] == [
         ("a", "small", "t-a", "raw.a", "ready"),

@@ -12,18 +12,14 @@ from conf_folders import said
 from lakes import FIRST, StreamLake, at_next_commit, decide, new_lake, new_state
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.files import delete_files
-from anabranch.iceberg.manifests import files_by_branch
+from anabranch.iceberg import commits, files, manifests
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift, start_of
 from anabranch.operations.reports.acts import act_records, hours_words
 from anabranch.operations.reports.status import HourSummary, hour_rows
+from anabranch.protocol import apply, dead_letters, ledger_row
 from anabranch.protocol.acts import Served, plan_override, serve_hour
-from anabranch.protocol.apply import restore_ledger
-from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.ledger import decision, newest
-from anabranch.protocol.ledger_row import Act, LedgerRow, act_now
 from anabranch.protocol.merge import merge
 from anabranch.protocol.state import Accepted, State
 from batch_layer.plan import act_to_record
@@ -42,7 +38,7 @@ def lake(tmp_path: Path) -> StreamLake:
     """Hour 0 accepted, 1 sealed, 2 open; the layers disagree about hour 0, dead letters too."""
     opened = Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]})
     made, now = new_lake(tmp_path, timeline=opened), datetime.now(UTC)
-    letters = (waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
+    letters = (dead_letters.waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
     made.serve([*SPEED[0], *SPEED[1]], {0: 6}, dead_letters=letters)
     made.roll()
     accept(made, 1)
@@ -53,11 +49,11 @@ def accept(lake: StreamLake, revision: int) -> None:
     """The batch layer accepts or restates hour 0 as `Rebuilder`: an override holds for `main`."""
     state, accepted = lake.state(), Accepted(revision, CUTS[0])
     staged, dead = lake.stage(BATCH[0]), lake.stage_dead(DEAD_BATCH, "batch")
-    letters = (waiting_batch(dead, H[0], revision, datetime.now(UTC)),)
+    letters = (dead_letters.waiting_batch(dead, H[0], revision, datetime.now(UTC)),)
     rest = replace(state.timeline, sealed={H[1]: CUTS[1]})
     publish = lake.accept(staged, H[0], accepted, timeline=rest, dead_letters=letters)
     if state.overrides.get(H[0], "batch") != "batch":
-        publish = replace(publish, changes=(publish.changes[0], Change("main")))
+        publish = replace(publish, changes=(publish.changes[0], commits.Change("main")))
     lake.land(publish)
     lake.roll()
 
@@ -69,8 +65,8 @@ def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was w
 @pytest.mark.parametrize("table", ["rows", "dead letters"])
 def test_a_layer_whose_files_are_gone_does_not_serve(lake: StreamLake, table: str) -> None:
     loaded = lake.table() if table == "rows" else lake.letters()
-    paths = [*files_by_branch(loaded)["speed"][H[0]]]
-    delete_files(loaded.io, paths)
+    paths = [*manifests.files_by_branch(loaded)["speed"][H[0]]]
+    files.delete_files(loaded.io, paths)
     with pytest.raises(Refused, match=f"expected the speed layer's files .* {paths[0]}, which"):
         choose(lake, "speed")
     assert lake.rows("main") == BY_BATCH
@@ -143,7 +139,7 @@ def test_a_layer_without_it_is_refused(values: dict[str, Any], choice: Any, reas
 
 
 def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
-    lake.change(Change("speed"), timeline=replace(lake.state().timeline, skipped=(H[0],)))
+    lake.change(commits.Change("speed"), timeline=replace(lake.state().timeline, skipped=(H[0],)))
     with lake.unmoved(), pytest.raises(Refused, match="batch keeps serving it"):
         choose(lake, "speed")
     assert lake.rows("main") == BY_BATCH
@@ -188,7 +184,7 @@ def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake)
     """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
     lake.ledger.record([decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))])
     past = {"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
-    lake.change(Change("batch", properties=past), Change("main"))
+    lake.change(commits.Change("batch", properties=past), commits.Change("main"))
     assert lake.state().accepted == {}, "the hazard did not happen"
     choose(lake, "speed")
     assert lake.state().accepted == {H[0]: Accepted(3, CUTS[0])}
@@ -198,7 +194,7 @@ def test_an_hour_long_past_is_remembered_while_speed_is_chosen(lake: StreamLake)
 # What `hours` shows
 
 
-def view(state: State, *rows: LedgerRow, at: str = H[2]) -> list[HourSummary]:
+def view(state: State, *rows: ledger_row.LedgerRow, at: str = H[2]) -> list[HourSummary]:
     return hour_rows(state, rows, start_of(at))
 
 
@@ -272,7 +268,7 @@ def test_merge_and_hours_show_the_choice(lake: StreamLake, monkeypatch: pytest.M
 
 # Each operator's act is in the ledger with user, host, time and reason; no other decision.
 
-ACT = Act("restate", "ada", "ops-1", NOW, "late schema")
+ACT = ledger_row.Act("restate", "ada", "ops-1", NOW, "late schema")
 
 
 @pytest.fixture
@@ -286,7 +282,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
 
 def test_an_act_is_the_same_waiting_and_read_back(sealed: StreamLake) -> None:
     row = decision(FIRST, "accepted", 2, CUTS[0], NOW, "one", served="batch", act=ACT)
-    assert LedgerRow.from_waiting(row.as_waiting()).act == ACT
+    assert ledger_row.LedgerRow.from_waiting(row.as_waiting()).act == ACT
     sealed.ledger.record([row, decision(FIRST, "sealed", 0, CUTS[0], NOW, "zero")])
     assert [read.act for read in sealed.ledger.history() if read.decision_id == "one"] == [ACT]
     assert [read.decision_id for read in sealed.ledger.acts()] == ["one"]
@@ -337,7 +333,7 @@ def test_an_act_over_many_hours_is_one_record(sealed: StreamLake) -> None:
 def test_a_redelivery_does_not_change_the_ledger(sealed: StreamLake) -> None:
     sealed.ledger.record([decision(FIRST, "refused", 1, CUTS[0], NOW, "refused", reason="no")])
     before = newest(sealed.ledger.history())
-    act = act_now("redeliver", "restored a backup")
+    act = ledger_row.act_now("redeliver", "restored a backup")
     again = decision(FIRST, "redelivered", 0, None, act.at, reason="to lake", act=act)
     sealed.ledger.record([again])
     assert newest(sealed.ledger.history()) == before
@@ -348,7 +344,7 @@ def test_a_redelivery_does_not_change_the_ledger(sealed: StreamLake) -> None:
 
 def test_a_ledger_that_has_only_a_redelivery_of_an_hour_is_restored(sealed: StreamLake) -> None:
     sealed.ledger.record([decision(FIRST, "redelivered", 0, None, NOW, "only", act=ACT)])
-    assert restore_ledger(sealed.lake, sealed.stream) == 1
+    assert apply.restore_ledger(sealed.lake, sealed.stream) == 1
     assert [row.decision for row in sealed.ledger.history([FIRST])] == ["sealed"]
 
 

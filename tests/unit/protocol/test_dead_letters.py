@@ -11,27 +11,14 @@ from brokers import Broker
 from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, at_next_commit, new_lake, new_state, waiting
 
-from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.manifests import files_of
+from anabranch.iceberg import commits, manifests, staging
 from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
-from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import dead_letters, ledger
-from anabranch.protocol.dead_letters import (
-    discard,
-    is_due,
-    lost_hours,
-    remembered_ids,
-    waiting_batch,
-    waiting_served,
-    waiting_speed,
-)
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol import dead_letters, ledger, ledger_row
+from anabranch.protocol.dead_letters import discard, lost_hours, remembered_ids, waiting_batch
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, Confirmed, State
-from batch_layer import stream_run
-from batch_layer.plan import Rebuilt, plan_acceptance_of_empty, plan_publish
-from batch_layer.rebuild import RebuildRequest
+from batch_layer import plan, rebuild, stream_run
 
 SECOND = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})
@@ -46,8 +33,8 @@ def lake(tmp_path: Path) -> StreamLake:
 
 def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
     """A publish of the speed layer's rows that names `staged`; the process dies after it."""
-    item = waiting_speed(staged, at)
-    lake.change(Change("speed"), Change("main"), dead_letters=(item,))
+    item = dead_letters.waiting_speed(staged, at)
+    lake.change(commits.Change("speed"), commits.Change("main"), dead_letters=(item,))
     return lake.state()
 
 
@@ -79,7 +66,7 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     confirmed = Confirmed(letters=lake.roll(speed_said(lake, lake.stage_dead(D, "speed"))))
-    lake.change(Change("speed"), Change("main"), confirmed=confirmed)
+    lake.change(commits.Change("speed"), commits.Change("main"), confirmed=confirmed)
     assert [waiting(lake.state(), b, DEAD_LETTERS) for b in ("speed", "main")] == [[], []]
 
 
@@ -88,8 +75,8 @@ def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake
     decision's id; what recovers takes the decision for recorded."""
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(None, FIRST, 1, NOW, f"{rows.wap_id}-{FIRST}"),)
-    rebuilt = Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())
-    lake.land(plan_publish(lake.state(), [rebuilt], NOW))
+    rebuilt = plan.Rebuilt(FIRST, Accepted(1, CUT), rows, letters, ledger_row.HourAccount())
+    lake.land(plan.plan_publish(lake.state(), [rebuilt], NOW))
     ids = {row.decision_id for row in lake.state().decisions}
     assert ids == {letters[0]["id"]}, "the hazard did not happen"
     lake.publisher.recover()
@@ -132,7 +119,7 @@ def test_late_letters_of_a_now_accepted_hour_go_to_speed(lake: StreamLake) -> No
 
 def test_an_hour_given_to_speed_keeps_its_dead_letters(lake: StreamLake) -> None:
     lake.roll(speed_said(lake, lake.stage_dead(D, "speed")))
-    lake.change(Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})}))
+    lake.change(commits.Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})}))
     lake.roll(batch_said(lake, lake.stage_dead(D[:1], "batch"), 1))
     assert lake.dead("main") == D
     assert lake.dead("batch") == D[:1]
@@ -143,10 +130,16 @@ def test_an_hour_given_to_speed_keeps_its_dead_letters(lake: StreamLake) -> None
 
 @pytest.mark.parametrize("served", ["speed", "batch"])
 def test_only_the_swap_of_the_layer_that_serves_the_hour_is_due(served: str) -> None:
-    swaps = waiting_served(FIRST, "speed", NOW), waiting_served(FIRST, "batch", NOW)
+    swaps = (
+        dead_letters.waiting_served(FIRST, "speed", NOW),
+        dead_letters.waiting_served(FIRST, "batch", NOW),
+    )
     timeline = Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT})
     state = new_state(timeline, dead_letters=swaps, overrides={FIRST: served})
-    assert [is_due(state, swap) for swap in swaps] == [served == "speed", served == "batch"]
+    assert [dead_letters.is_due(state, swap) for swap in swaps] == [
+        served == "speed",
+        served == "batch",
+    ]
 
 
 def age(lake: StreamLake, name: str, by: timedelta) -> None:
@@ -212,12 +205,12 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     assert lake.dead("main") == lake.dead("speed") == D
     # The files are as they were staged, including the values by which readers skip files.
     table = lake.letters()
-    files = files_of(table, "main", FIRST)
+    files = manifests.files_of(table, "main", FIRST)
     same = ("record_count", "partition", "file_size_in_bytes", "lower_bounds", "upper_bounds")
     for file, before in zip(files, staged.files, strict=True):
         assert file.file_path == before.file_path.replace(".parquet", "-copy.parquet")
         assert [getattr(file, name) for name in same] == [getattr(before, name) for name in same]
-    assert files_of(table, "main", SECOND) == ()
+    assert manifests.files_of(table, "main", SECOND) == ()
 
 
 def test_another_programs_expiry_spares_dead_letters_that_wait(lake: StreamLake) -> None:
@@ -256,7 +249,7 @@ def test_files_about_to_be_deleted_are_published_as_copies(
     assert lake.dead("main") == lake.dead("speed") == D
 
 
-@pytest.mark.parametrize("took", [NAMED_WITHIN, -NAMED_WITHIN])
+@pytest.mark.parametrize("took", [staging.NAMED_WITHIN, -staging.NAMED_WITHIN])
 def test_copies_of_unknown_age_are_made_again(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, took: timedelta
 ) -> None:
@@ -342,7 +335,7 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     why = "the dead letters of revision 1 were lost"
-    expected = {FIRST: RebuildRequest(restate=True, accept=False, why=why)}
+    expected = {FIRST: rebuild.RebuildRequest(restate=True, accept=False, why=why)}
     assert stream_run.with_losses(job, lake.state(), {}) == expected
     # A lost file is another reason, of accepted hours alone.
     gone = {FIRST: "file f is gone", SECOND: "file g is gone"}
@@ -358,8 +351,8 @@ def test_an_hour_that_lacks_files(lake: StreamLake, caplog: pytest.LogCaptureFix
 def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
     empty = Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})})
     lake = new_lake(tmp_path, timeline=empty)
-    publish = plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
-    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    publish = plan.plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
+    assert publish is not None and lake.publish(publish) is commits.Outcome.LANDED
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
     lake.publisher.finish(lake.state())

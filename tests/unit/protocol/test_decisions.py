@@ -15,16 +15,14 @@ from queries import run_query
 from anabranch.cli.render.hours import history_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.lake import Lake
+from anabranch.iceberg import commits, lake
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.operations.audit import audit
 from anabranch.operations.reports.explain import explain
-from anabranch.protocol import acts
+from anabranch.protocol import acts, state
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol.ledger_row import Kind, LedgerRow
-from anabranch.protocol.state import Confirmed
 from serving_layer.reader.selection import find_snapshot
 
 
@@ -116,11 +114,11 @@ def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
 
     def accept_and_confirm() -> None:
         rebuild(one, 1, [event(0, offset) for offset in range(4, 10)])
-        confirmed = Confirmed(frozenset(row.decision_id for row in one.state().decisions))
-        one.change(Change("batch"), Change("main"), confirmed=confirmed)
+        confirmed = state.Confirmed(frozenset(row.decision_id for row in one.state().decisions))
+        one.change(commits.Change("batch"), commits.Change("main"), confirmed=confirmed)
         done.append(one.state().decisions == ())
 
-    class Slow(Lake):
+    class Slow(lake.Lake):
         def load(self, name: str) -> Table:
             if name != one.name or done:
                 return super().load(name)

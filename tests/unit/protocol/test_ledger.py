@@ -17,30 +17,13 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.common.errors import Transient
-from anabranch.common.json_values import from_json
-from anabranch.common.version import VERSION
+from anabranch.common import errors, json_values, version
 from anabranch.config.stream import Quality
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change
 from anabranch.offsets.hours import Cut, shift
-from anabranch.protocol import ledger
-from anabranch.protocol.dead_letters import frequent_reason
-from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import (
-    Account,
-    Diff,
-    HourAccount,
-    HourShare,
-    Kind,
-    LedgerRow,
-    QualityResult,
-    RunFacts,
-    is_too_many,
-    objection,
-    percent,
-)
-from anabranch.protocol.state import Confirmed
+from anabranch.protocol import dead_letters, ledger, ledger_row, state
+from anabranch.protocol.ledger_row import Account, HourAccount, HourShare, Kind, LedgerRow, RunFacts
 from speed_layer.reading_note import DeadShare
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
@@ -64,14 +47,14 @@ def test_a_row_lost_in_a_crash_is_restored_once_from_properties(lake: StreamLake
     assert confirmed == {row.decision_id}
     assert lake.ledger.record(lake.state().decisions) == confirmed
     assert [r.decision_id for r in lake.ledger.history()] == [row.decision_id]
-    lake.change(Change("speed"), confirmed=Confirmed(confirmed))
+    lake.change(Change("speed"), confirmed=state.Confirmed(confirmed))
     assert lake.state().decisions == ()
     assert lake.ledger.record([]) == frozenset()
 
 
 def test_a_row_that_two_processes_restore_at_once_is_written_once(lake: StreamLake) -> None:
     row, other = (ledger.decision(FIRST, "sealed", 0, CUT, NOW) for _ in range(2))
-    theirs, found = Ledger(lake.again(), lake.stream.hours_table), list[frozenset[str]]()
+    theirs, found = ledger.Ledger(lake.again(), lake.stream.hours_table), list[frozenset[str]]()
     at_next_commit(lake.lake, lambda: found.append(theirs.record([row])))
     assert lake.ledger.record([row, other]) == {row.decision_id, other.decision_id}
     assert found == [{row.decision_id}]
@@ -94,7 +77,7 @@ def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: Stre
             # The second one's clock is an hour behind, and runs backwards.
             at = NOW + timedelta(seconds=i) if who == 0 else NOW - timedelta(hours=1, seconds=i)
             row = ledger.decision(shift(FIRST, i), "sealed", who, CUT, at)
-            Ledger(lakes[who], lake.stream.hours_table).record([row])
+            ledger.Ledger(lakes[who], lake.stream.hours_table).record([row])
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(write, (0, 1))) == [None, None]
@@ -111,12 +94,12 @@ def test_an_append_never_first_ends(lake: StreamLake, monkeypatch: pytest.Monkey
 
     def rows(table: Table) -> pa.Table:
         sealed = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
-        Ledger(rival, lake.stream.hours_table).record([sealed])
+        ledger.Ledger(rival, lake.stream.hours_table).record([sealed])
         refused = ledger.decision(FIRST, "refused", 1, CUT, NOW)
         return ledger._to_arrow([refused], table.metadata.next_sequence_number())
 
     found = r"append to games\.events_hours: expected a commit to land within"
-    with pytest.raises(Transient, match=found):
+    with pytest.raises(errors.Transient, match=found):
         lake.lake.append(lake.stream.hours_table, rows)
     assert {r.decision for r in lake.ledger.history()} == {"sealed"}
 
@@ -179,11 +162,11 @@ def test_a_refused_restatement_of_an_hour_that_has_expired_is_not_open() -> None
 ACCOUNT = HourAccount(
     good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1},
     partitions={0: Account(6, 3, 1, 1, {"control": 1})}, sources={"kafka": 5}, speed_rows=4,
-    diff=Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
-    quality=QualityResult(True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)),
+    diff=ledger_row.Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
+    quality=ledger_row.QualityResult(True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)),
 )  # fmt: skip
 BEGIN = {
-    "id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": FIRST, "code_version": VERSION,
+    "id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": FIRST, "code_version": version.VERSION,
     "publish": "p",
 }  # fmt: skip
 ITS_CUT = {"topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6}
@@ -231,7 +214,7 @@ def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFa
     assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
     columns = json.loads(json.dumps(row.as_columns()["run"]))
     assert columns["began"] == NOW.isoformat() and None not in columns.values()
-    assert from_json(RunFacts, columns) == run
+    assert json_values.from_json(RunFacts, columns) == run
 
 
 # Which shares of dead letters a stream allows, and their most frequent reason.
@@ -246,15 +229,15 @@ def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFa
     ],
 )  # fmt: skip
 def test_too_many_by_share_and_20(count: int, records: int, most: float, expected: bool) -> None:
-    assert is_too_many(count, records, most) is expected
-    assert (objection("dead letters", count, records, most) is not None) is expected
+    assert ledger_row.is_too_many(count, records, most) is expected
+    assert (ledger_row.objection("dead letters", count, records, most) is not None) is expected
 
 
 def test_the_objection_says_what_was_expected_and_found() -> None:
-    assert objection("dead letters", 38_094, 38_095, 0.05) == (
+    assert ledger_row.objection("dead letters", 38_094, 38_095, 0.05) == (
         "dead letters: expected at most 5 % of 38,095 records, found 38,094 (more than 99.9 %)"
     )
-    assert [percent(n) for n in (0, 0.0002, 0.005, 0.5, 1)] == [
+    assert [ledger_row.percent(n) for n in (0, 0.0002, 0.005, 0.5, 1)] == [
         "0 %", "less than 0.1 %", "0.5 %", "50 %", "100 %",
     ]  # fmt: skip
 
@@ -282,8 +265,8 @@ def test_the_most_frequent_reason_has_no_value_of_a_record(tmp_path: Path) -> No
     texts = ("found 1732230000.5", "found secret, found again")
     other = letters(tmp_path, *(("wrong_type", f"ts: expected timestamp, {t}") for t in texts))
     expected = "wrong_type: ts: expected timestamp (the first: partition 0, offset 5)"
-    assert frequent_reason(PyArrowFileIO(), [one, other]) == expected
-    assert frequent_reason(PyArrowFileIO(), []) is None
+    assert dead_letters.frequent_reason(PyArrowFileIO(), [one, other]) == expected
+    assert dead_letters.frequent_reason(PyArrowFileIO(), []) is None
 
 
 def test_the_speed_layer_warns_at_the_limit_and_each_time_the_number_has_doubled(

@@ -17,24 +17,14 @@ from lakes import FIRST, StreamLake, new_lake
 from proofs import bury
 from waiting import wait_for
 
-from anabranch.common.counters import (
-    COMMITS,
-    CPU,
-    REFUSED,
-    RETRIES,
-    S3_REQUESTS,
-    TALLY,
-    Tally,
-    count_into,
-    counting,
-)
+from anabranch.common import counters
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import branch_properties, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import maintenance
-from anabranch.operations.reports.maintenance import ContentReader
-from anabranch.protocol import measured
+from anabranch.protocol import measured, watermarks
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -55,7 +45,6 @@ from anabranch.protocol.measured import (
     read_runs,
     record_run,
 )
-from anabranch.protocol.watermarks import FRESH_THROUGH
 from speed_layer.plan import StagedBatch, readable_after
 
 NOW = start_of(FIRST) + timedelta(minutes=1)
@@ -93,14 +82,14 @@ def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() ->
 
 def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
     before, one, other = TALLY.totals(), Tally(), Tally()
-    with counting(one):
+    with counters.counting(one):
         TALLY.count(S3_REQUESTS, "GetObject", 2)
-        with counting(other):
+        with counters.counting(other):
             TALLY.count(S3_REQUESTS, "GetObject", 5)
         # A thread that it starts belongs to no stream, unless it is of a stream's pool.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(TALLY.count, S3_REQUESTS, "PutObject").result()
-        with ThreadPoolExecutor(1, initializer=count_into, initargs=(one,)) as pool:
+        with ThreadPoolExecutor(1, initializer=counters.count_into, initargs=(one,)) as pool:
             pool.submit(TALLY.count, COMMITS).result()
     TALLY.count(S3_REQUESTS, "GetObject")
     assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (COMMITS, ""): 1}
@@ -176,7 +165,7 @@ def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, wait
     # The rows are stamped with the first moment of the day.
     rows, now = one.stage([(FIRST, 0, 0)]), start_of(FIRST) + timedelta(seconds=ago)
     stamp = None if fresh is None else (now - timedelta(seconds=fresh)).isoformat()
-    main = {FRESH_THROUGH: stamp} if stamp else {}
+    main = {watermarks.FRESH_THROUGH: stamp} if stamp else {}
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
     assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
@@ -186,8 +175,8 @@ def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, wait
     assert readable_after(state, StagedBatch("t", {}, one.stage([]), None), {}, now) is None
 
 
-def reader(one: StreamLake) -> ContentReader:
-    return ContentReader(Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
+def reader(one: StreamLake) -> maintenance.ContentReader:
+    return maintenance.ContentReader(Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
 
 
 def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

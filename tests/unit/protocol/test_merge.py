@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
-from anabranch.iceberg.commits import Change
+from anabranch.iceberg import commits, snapshots
 from anabranch.iceberg.manifests import files_by_hour
-from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
-from anabranch.protocol.ledger_row import Diff, Layer, unexplained_counts
+from anabranch.protocol import ledger_row, sealing
 from anabranch.protocol.merge import (
     Swap,
     merge,
@@ -23,7 +22,6 @@ from anabranch.protocol.merge import (
     unread_ranges,
 )
 from anabranch.protocol.publish import Publish, to_commit
-from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import OVERRIDES, Accepted, State
 from serving_layer.layer_diff import to_difference
 from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
@@ -83,7 +81,7 @@ def test_a_swap_touches_only_the_files_that_differ() -> None:
     ],
 )  # fmt: skip
 def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
-    values: dict[str, Any], layer: Layer, reason: str | None
+    values: dict[str, Any], layer: ledger_row.Layer, reason: str | None
 ) -> None:
     state = state_of(**values)
     assert uncovered_reason(state, layer, H0) == reason
@@ -119,7 +117,7 @@ RIGHT = [(H0, 0, 0), (H1, 0, 3)]
 
 
 def say(lake: StreamLake, overrides: dict[str, str]) -> None:
-    lake.change(Change("main", properties={OVERRIDES: json.dumps(overrides)}))
+    lake.change(commits.Change("main", properties={OVERRIDES: json.dumps(overrides)}))
 
 
 def swaps(lake: StreamLake, **how: bool) -> list[Swap]:
@@ -129,7 +127,7 @@ def swaps(lake: StreamLake, **how: bool) -> list[Swap]:
 def wreck(lake: StreamLake) -> None:
     """Take all that `main` holds, as a restored branch may."""
     hours = files_by_hour(lake.table(), "main").values()
-    lake.change(Change("main", remove=tuple(f for files in hours for f in files.values())))
+    lake.change(commits.Change("main", remove=tuple(f for files in hours for f in files.values())))
 
 
 def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
@@ -173,7 +171,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
         assert not needs_merge(lake.state())
         staged, ranges = lake.stage([rows[offset]]), {0: (offset, offset + 1)}
         batch, state = StagedBatch("t", {H0: ranges}, staged, None), lake.state()
-        decided = ResolvedState(state, state.position, state.timeline, NOW)
+        decided = sealing.ResolvedState(state, state.position, state.timeline, NOW)
         plan = plan_micro_batch(decided, ranges, batch, lake.lake.clock.now())
         assert plan.next is Next.PUBLISH
         hours = {f.file_path: H0 for f in staged.files}
@@ -189,11 +187,11 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
 def test_a_publish_blind_to_a_moved_branch_does_not_mark_it(lake: StreamLake) -> None:
     """The hazard: empty hours are accepted over a branch set back, and none repairs `main`."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})
-    publish = Publish("id", (Change("batch"), Change("main")), state.timeline)
+    publish = Publish("id", (commits.Change("batch"), commits.Change("main")), state.timeline)
     _, main = to_commit(state, publish, NOW).changes
-    assert MERGED not in main.properties
+    assert snapshots.MERGED not in main.properties
     _, main = to_commit(state, replace(publish, merges=True), NOW).changes
-    assert json.loads(main.properties[MERGED]) == state.content
+    assert json.loads(main.properties[snapshots.MERGED]) == state.content
 
 
 def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:
@@ -237,8 +235,8 @@ DIFF_TIMELINE = Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 8}, sealed={HOUR: CUT
 
 def diff(
     missing: int = 0, extra: int = 0, changed: int = 0, duplicate: int = 0, unread: int = 0
-) -> Diff:
-    return Diff(missing, extra, changed, duplicate, unread, ())
+) -> ledger_row.Diff:
+    return ledger_row.Diff(missing, extra, changed, duplicate, unread, ())
 
 
 @pytest.mark.parametrize(
@@ -265,9 +263,9 @@ def diff(
     ],
 )  # fmt: skip
 def test_the_explanations_of_a_difference(
-    difference: Diff | None, gaps: dict[str, int] | None, left: dict[str, int]
+    difference: ledger_row.Diff | None, gaps: dict[str, int] | None, left: dict[str, int]
 ) -> None:
-    assert unexplained_counts(difference, gaps) == left
+    assert ledger_row.unexplained_counts(difference, gaps) == left
 
 
 SKIPPED = replace(DIFF_TIMELINE, skipped=(HOUR,))
@@ -303,7 +301,7 @@ def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> N
         },
         [],
     )  # fmt: skip
-    assert difference.diff == Diff(
+    assert difference.diff == ledger_row.Diff(
         missing=3 + 64, extra=16 + 128, changed=32, duplicate=4, unread=2, sample=(),
         missing_dead=64, extra_dead=128,
     )  # fmt: skip

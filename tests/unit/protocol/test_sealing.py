@@ -11,21 +11,13 @@ from lakes import StreamLake, new_lake, new_state
 from no_spark import NO_SPARK
 
 from anabranch.cli import main
-from anabranch.common.errors import NotYet, PositionError
-from anabranch.common.fail_points import Step
+from anabranch.common import errors, fail_points
 from anabranch.iceberg.clock import Clock
 from anabranch.iceberg.commits import Change
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import sealing, state
-from anabranch.protocol.sealing import (
-    BoundaryResolver,
-    KafkaOffsets,
-    ask,
-    plan_sealing,
-    resolve_state,
-)
 from anabranch.protocol.state import State
 from anabranch.protocol.watermarks import complete_through
 from batch_layer.rebuild import Rebuilder, RebuildRequest
@@ -48,15 +40,15 @@ def _job(lake: StreamLake, *stamps: int) -> Job:
     return Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [*stamps]}).adapter)
 
 
-def asked(state: State, kafka: Broker) -> KafkaOffsets:
-    return ask(kafka.adapter, "events", state, NOW, timedelta(0))
+def asked(state: State, kafka: Broker) -> sealing.KafkaOffsets:
+    return sealing.ask(kafka.adapter, "events", state, NOW, timedelta(0))
 
 
 def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
     """The hazard: an older answer stops the stream, as if Kafka had lost the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
-    assert resolve_state(after, asked(before, kafka(2))) is None
-    decided = resolve_state(after, asked(after, kafka(2, 1)))
+    assert sealing.resolve_state(after, asked(before, kafka(2))) is None
+    decided = sealing.resolve_state(after, asked(after, kafka(2, 1)))
     assert decided is not None
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
 
@@ -64,20 +56,20 @@ def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
 def test_a_topic_that_was_adopted_meanwhile_is_requested_again() -> None:
     old = asked(state_of({0: 2}), kafka(2))
     adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
-    assert resolve_state(adopted, old) is None
+    assert sealing.resolve_state(adopted, old) is None
 
 
 @pytest.mark.parametrize("broker", [kafka(2), kafka(2, 1, topic_id="other")])
 def test_a_topic_that_lost_a_partition_or_was_recreated_still_stops(broker: Broker) -> None:
-    with pytest.raises(PositionError):
+    with pytest.raises(errors.PositionError):
         asked(state_of({0: 2, 1: 1}), broker)
 
 
 def test_hours_that_ended_meanwhile_are_requested_again() -> None:
     sealed = Timeline(H0, H1, {0: 2})
-    old = KafkaOffsets(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
-    assert resolve_state(state_of({0: 2}), old) is None
-    assert resolve_state(state_of({0: 2}, sealed), old) is not None
+    old = sealing.KafkaOffsets(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
+    assert sealing.resolve_state(state_of({0: 2}), old) is None
+    assert sealing.resolve_state(state_of({0: 2}, sealed), old) is not None
 
 
 def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +79,10 @@ def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.Mo
     lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
     waited: list[int] = []
 
-    def watched(name: Step) -> None:
-        if name is Step.SEAL_PUBLISHED:
+    def watched(name: fail_points.Step) -> None:
+        if name is fail_points.Step.SEAL_PUBLISHED:
             waited.append(len(lake.state().decisions))
-        if name is Step.SEAL_RECORDED and len(waited) == 2:
+        if name is fail_points.Step.SEAL_RECORDED and len(waited) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sealing, "reach", watched)
@@ -217,9 +209,9 @@ def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(
 
 def test_nothing_to_seal_is_no_publish() -> None:
     state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
-    decided = resolve_state(state, asked(state, kafka(2)))
+    decided = sealing.resolve_state(state, asked(state, kafka(2)))
     assert decided is not None
-    assert plan_sealing(decided, timedelta(0), "id") is None
+    assert sealing.plan_sealing(decided, timedelta(0), "id") is None
 
 
 def batch(
@@ -243,7 +235,7 @@ def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
     hour = span.format(open=running, ended=ended)
     done, is_submitted = batch(lake, monkeypatch, "--hour", hour, *flags)
-    assert (done.exit_code, is_submitted) == (NotYet.exit_code, False)
+    assert (done.exit_code, is_submitted) == (errors.NotYet.exit_code, False)
     expected = f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
     assert expected in done.output
     assert lake.state().timeline.open == ended
@@ -254,7 +246,7 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
     ended = shift(running, -2)
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
     job = _job(lake)
-    with pytest.raises(NotYet, match=running):
+    with pytest.raises(errors.NotYet, match=running):
         StreamRun(job, Rebuilder(job, NO_SPARK)).rebuild([running], RebuildRequest())
     assert lake.state().timeline.open == ended
 
@@ -280,8 +272,8 @@ def lake(tmp_path: Path) -> StreamLake:
     return new_lake(tmp_path, timeline=Timeline(before, before, {0: 0}))
 
 
-def clock(lake: StreamLake, broker: Broker) -> BoundaryResolver:
-    return BoundaryResolver(lake.stream, lake.again(), broker.adapter)
+def clock(lake: StreamLake, broker: Broker) -> sealing.BoundaryResolver:
+    return sealing.BoundaryResolver(lake.stream, lake.again(), broker.adapter)
 
 
 def bind(lake: StreamLake, position: Position) -> None:
@@ -319,7 +311,7 @@ def test_a_topic_that_was_adopted_since_the_last_load_is_no_contradiction(lake: 
     ids=["recreated", "missing"],
 )
 def test_another_topic_is_a_contradiction(lake: StreamLake, id: str | None, found: str) -> None:
-    with pytest.raises(PositionError, match=found):
+    with pytest.raises(errors.PositionError, match=found):
         clock(lake, Broker(id=id)).decide()
 
 
@@ -328,7 +320,7 @@ def test_a_log_below_the_position_stops_before_a_cut_there(lake: StreamLake) -> 
     bind(lake, Position("t", {0: 5}))
     broker = Broker(log={0: [0] * 3})
     found = r"lost published records: {'0': \[3, 5\]}.*anabranch adopt"
-    with pytest.raises(PositionError, match=found):
+    with pytest.raises(errors.PositionError, match=found):
         clock(lake, broker).decide()
     broker.log[0] += [0] * 2
     assert clock(lake, broker).decide().timeline.boundaries[shift(NOW_HOUR, -1)] == {0: 5}

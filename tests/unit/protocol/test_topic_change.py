@@ -19,32 +19,13 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
-from anabranch.offsets.hours import (
-    REMEMBERED_LOGS,
-    Adoption,
-    Cut,
-    Timeline,
-    hour_of,
-    plan_remembered,
-    shift,
-)
+from anabranch.offsets import hours
+from anabranch.offsets.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Position, Stamped, Topic
-from anabranch.protocol import ledger
+from anabranch.protocol import ledger, publisher, sealing, topic_change
 from anabranch.protocol.merge import merge, uncovered_reason
-from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
-from anabranch.protocol.topic_change import (
-    Adopted,
-    Log,
-    StartChoice,
-    adopt,
-    gone_from_kafka,
-    must_choose,
-    parse_start,
-    plan_adopt,
-    plan_begins,
-)
+from anabranch.protocol.topic_change import Adopted, Log, StartChoice, gone_from_kafka, parse_start
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 from speed_layer.plan import plan_catch_up
@@ -99,19 +80,19 @@ def test_where_a_log_begins(
     choice: dict[int, int] | None,
     begin: dict[int, int] | None,
 ) -> None:
-    assert plan_begins(*given, unpublished, choice) == begin
+    assert topic_change.plan_begins(*given, unpublished, choice) == begin
 
 
 def test_a_log_cannot_begin_before_what_was_read_of_it() -> None:
     found = r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"
     with pytest.raises(Refused, match=found):
-        plan_begins(*LEFT_OLD, {}, {0: 6, 1: 0})
+        topic_change.plan_begins(*LEFT_OLD, {}, {0: 6, 1: 0})
 
 
 def test_an_operator_must_choose_for_records_of_a_log_never_read() -> None:
     without_record = (*FRESH_NEW[:2], log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0}))
     given = (FRESH_NEW, without_record, LEFT_OLD, (FRESH, Position("", {}), SAME))
-    assert [must_choose(*one) for one in given] == [True, False, False, False]
+    assert [topic_change.must_choose(*one) for one in given] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +118,7 @@ def test_any_other_writing_is_a_wrong_usage(text: str) -> None:
 
 def test_the_end_of_a_log_is_remembered_once_and_of_the_newest_logs() -> None:
     many = [Adoption(shift(H[0], i), f"t{i % 20}", {0: 0}, {0: i}, i) for i in range(40)]
-    kept = plan_remembered(many)
+    kept = hours.plan_remembered(many)
     found = [(a.hour, a.topic_id, a.begins) for a in kept]
     assert found == [(a.hour, a.topic_id, a.begins) for a in many]
     shown = [a.topic_id for a in kept if a.ended]
@@ -149,7 +130,7 @@ def test_the_end_of_a_log_is_remembered_once_and_of_the_newest_logs() -> None:
 
 def plan(timeline: Timeline, position: dict[int, int], **values: Any) -> Adopted:
     given: dict[str, Any] = {"topic_id": NEW, "begins": {0: 0, 1: 0}, "accepted": {}, "read_ms": 5}
-    return plan_adopt(timeline, Position(OLD, position), **(given | values))
+    return topic_change.plan_adopt(timeline, Position(OLD, position), **(given | values))
 
 
 def test_the_hour_at_hand_is_sealed_at_the_position_and_the_next_begins_in_the_new_topic() -> None:
@@ -245,7 +226,9 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted | None:
-    return adopt(lake.publisher, broker.adapter, choice=parse_start(start) if start else None)
+    return topic_change.adopt(
+        lake.publisher, broker.adapter, choice=parse_start(start) if start else None
+    )
 
 
 def adopted_by(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted:
@@ -254,8 +237,8 @@ def adopted_by(lake: StreamLake, broker: Broker, start: str | None = None) -> Ad
     return adopted
 
 
-def decide(lake: StreamLake, broker: Broker) -> ResolvedState:
-    return BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
+def decide(lake: StreamLake, broker: Broker) -> sealing.ResolvedState:
+    return sealing.BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
 
 
 def test_adopting_a_recreated_topic_keeps_every_row_and_continues_at_0(lake: StreamLake) -> None:
@@ -326,7 +309,9 @@ def test_an_operator_chooses_a_topics_begin(lake: StreamLake, start: str, begins
 
 
 def _adopt(folder: Path) -> None:
-    adopt(Publisher(Lake(new_environment(folder)), new_stream()), Broker(id=NEW).adapter)
+    topic_change.adopt(
+        publisher.Publisher(Lake(new_environment(folder)), new_stream()), Broker(id=NEW).adapter
+    )
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])

@@ -15,21 +15,11 @@ from anabranch.cli.render.hours import event_time_text
 from anabranch.cli.report import print_text
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
-from anabranch.iceberg import snapshots
-from anabranch.iceberg.commits import Change
+from anabranch.iceberg import commits, snapshots
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, shift, start_of
+from anabranch.protocol import watermarks
 from anabranch.protocol.state import Accepted, State
-from anabranch.protocol.watermarks import (
-    COMPLETE_THROUGH,
-    FRESH_THROUGH,
-    Watermarks,
-    complete_through,
-    completeness,
-    parse_event_time,
-    plan_hours,
-    plan_open_spans,
-    plan_watermarks,
-)
+from anabranch.protocol.watermarks import COMPLETE_THROUGH, FRESH_THROUGH, Watermarks, completeness
 
 NOTHING = Watermarks()
 
@@ -71,12 +61,12 @@ def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataO
         if not state.is_accepted(hour):
             break
         counted = hour
-    assert complete_through(state) == counted
+    assert watermarks.complete_through(state) == counted
 
 
 def fresh(state: State, **values: Any) -> datetime | None:
     given: dict[str, Any] = {"before": NOTHING, "is_merged": True}
-    return plan_watermarks(state, **(given | values)).fresh_through
+    return watermarks.plan_watermarks(state, **(given | values)).fresh_through
 
 
 WORD = {"read_until": end_of(at(3)) + timedelta(minutes=12)}
@@ -176,7 +166,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     state = lake.state()
     cuts = {at(1): cut(1), at(2): Cut("t", {0: (20, 22)})}
     ended = replace(state.timeline, open=at(3), start={0: 22}, sealed=cuts)
-    lake.change(Change("speed"), timeline=ended, state=state)
+    lake.change(commits.Change("speed"), timeline=ended, state=state)
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
     # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
     assert len(lake.table().metadata.snapshots) == before + 5
@@ -223,7 +213,7 @@ def test_open_spans_are_planned_from_the_last_hours(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(State, "is_accepted", counted)
     hour = timedelta(hours=1)
-    spans = plan_open_spans(EventTime(column="at", past=hour, future=hour), state)
+    spans = watermarks.plan_open_spans(EventTime(column="at", past=hour, future=hour), state)
     waits, opened = start_of("2026-11-20T03"), start_of("2026-11-21T00")
     assert spans == [(waits - hour, waits + 2 * hour), (opened - hour, None)]
     assert asked == ["2026-11-20T03"]
@@ -238,8 +228,8 @@ def test_open_spans_are_planned_from_the_last_hours(monkeypatch: pytest.MonkeyPa
 def test_hours_whose_bounds_touch_the_day(at: datetime, past: int, future: int, ago: int) -> None:
     """An hour takes events from `past` minutes before its start to `future` after its end."""
     bounds = EventTime(column="at", past=timedelta(minutes=past), future=timedelta(minutes=future))
-    start, end = parse_event_time(DAY)
-    first, last = plan_hours(bounds, start, end)
+    start, end = watermarks.parse_event_time(DAY)
+    first, last = watermarks.plan_hours(bounds, start, end)
     assert first is not None
     assert last is not None
     hour = shift("2026-11-22T12", -ago)
