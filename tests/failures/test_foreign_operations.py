@@ -25,6 +25,8 @@ from anabranch.protocol.acts import serve_hour
 
 Operation = Callable[["Stream"], None]
 DAYS = 3 * 86_400
+# What Iceberg says if another commit came first, to `rewrite_manifests` if it merged manifests.
+OVERTAKEN = ("CommitFailedException", "could not be found in the latest snapshot")
 
 
 class Stream:
@@ -98,7 +100,8 @@ class Stream:
                 self.one.spark.sql(statement).collect()
                 return
             except Py4JJavaError as error:
-                if "CommitFailedException" not in str(error) or time.monotonic() > deadline:
+                overtaken = any(text in str(error) for text in OVERTAKEN)
+                if not overtaken or time.monotonic() > deadline:
                     raise
 
     def set_main(self, back: int) -> int:
