@@ -20,13 +20,7 @@ from servers import free_ports
 from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker
-from anabranch.dev.services.processes import (
-    HOST,
-    Daemon,
-    properties_text,
-    stop_all,
-    write_private,
-)
+from anabranch.dev.services.processes import HOST, Daemon, properties_text, stop_all, write_private
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 

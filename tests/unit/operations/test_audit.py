@@ -68,9 +68,7 @@ def test_an_hour_that_equals_its_ledger_row_agrees(one: StreamLake) -> None:
     }  # fmt: skip
     assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
     assert [h.hour for h in count_again(job(one), (HOUR, HOUR), with_kafka=False).hours] == [HOUR]
-
-
-def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake) -> None:
+    # Hours that are not accepted are not audited.
     report = count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False)
     assert [*audit_text(report)] == ["events: no accepted hour to audit"]
 
@@ -349,9 +347,7 @@ def test_marks_count_each_offset_wherever_it_comes_again() -> None:
     for _ in range(300):
         marks.add(np.array([0]), np.array([12]))
     assert (marks.distinct(0), marks.twice[0]) == (3, 301), "a byte must not run over"
-
-
-def test_spans_of_offsets() -> None:
+    # Spans of offsets.
     assert spans(np.array([True, True, False, True]), 5) == ((5, 7), (8, 9))
     assert spans(np.array([], bool), 5) == ()
     assert spans(np.tile([True, False], 9), 0) == ((0, 1), (2, 3), (4, 5))
@@ -369,9 +365,7 @@ def test_anothers_files_of_the_same_rows(one: StreamLake, caplog: pytest.LogCapt
         "replaced=1"
     )
     assert expected in caplog.text
-
-
-def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:
+    # With another value they are not those of the hour.
     old = manifests.files_of(one.table(), "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5) | {"n": 4711}])
     one.change(commits.Change("main", rewritten.files, old, rewrites=True))

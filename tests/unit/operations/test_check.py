@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from anabranch.cli import report
 from anabranch.cli.render.rows import check_text
-from anabranch.cli.report import Table
 from anabranch.config.schema import parse_schema
 from anabranch.config.stream import Stream
-from anabranch.decode import Decoder, decode_spec
-from anabranch.decode.inputs import headers_of
+from anabranch.decode import Decoder, decode_spec, inputs
 from anabranch.operations.check import Check, batch_of, check_of
 
 NOW = datetime(2026, 11, 28, 10, 30, tzinfo=UTC)
@@ -41,6 +40,11 @@ def test_good_records_have_no_objection() -> None:
     assert (found.records, found.good, found.dead, found.duplicates) == (7, 7, 0, 0)
     assert found.rows == [{"id": f"o-{i}"} for i in range(5)]
     assert (found.reasons, found.objections) == ([], [])
+    [table, *_] = [one for one in check_text(found) if isinstance(one, report.Table)]
+    assert [*table.rows][:2] == [("good", 7, "100 %"), ("dead letters", 0, "0 %")]
+    none = checked([], "id STRING")
+    assert [*check_text(none)] == ["topic shop.orders has no records to check"]
+    assert none.objections == []
 
 
 def test_reasons_are_counted_without_the_value_and_shown_with_the_first_one() -> None:
@@ -80,9 +84,7 @@ def test_duplicates_are_those_of_the_batch_layer() -> None:
         "or accept that they are dropped"
     ]
     assert checked(records, "id STRING, n INT", key="none").good == 6
-
-
-def test_the_kept_row_of_an_event_is_that_of_the_smallest_offset() -> None:
+    # The kept row of an event is that of the smallest offset.
     records = [
         record(9, {"id": "a", "n": 1}, timestamp=AT - 5000),
         record(2, {"id": "a", "n": 2}),
@@ -119,18 +121,6 @@ def test_a_unit_that_is_too_small_for_all_times_is_named() -> None:
     assert checked(sent, "id STRING, at TIMESTAMP", columns=columns).objections == []
 
 
-def test_no_records() -> None:
-    found = checked([], "id STRING")
-    assert [*check_text(found)] == ["topic shop.orders has no records to check"]
-    assert found.objections == []
-
-
-def test_the_account_is_a_table() -> None:
-    shown = check_text(checked([record(0, {"id": "a"})], "id STRING"))
-    [table, *_] = [one for one in shown if isinstance(one, Table)]
-    assert [*table.rows][:2] == [("good", 1, "100 %"), ("dead letters", 0, "0 %")]
-
-
 def test_a_record_is_in_the_hour_of_its_timestamp() -> None:
     stamps = [AT - 3_600_000, -1, 2**62]
     batch = batch_of([record(i, {}, timestamp=ms) for i, ms in enumerate(stamps)], NOW)
@@ -139,10 +129,8 @@ def test_a_record_is_in_the_hour_of_its_timestamp() -> None:
     assert by_offset == {0: "2026-11-28T09", 1: "2026-11-28T10", 2: "2026-11-28T10"}
     # As Spark reads them: -1 is a time.
     assert batch.column("timestamp").null_count == 1
-
-
-def test_headers_arrive_as_kafka_has_them() -> None:
+    # Headers arrive as Kafka has them.
     headers = [("trace", b"\xff"), ("é", None)]
     batch = batch_of([record(0, {}, headers=headers), record(1, {})], NOW)
     of_first = [{"key": "trace", "value": b"\xff"}, {"key": "é", "value": None}]
-    assert headers_of(batch.column("headers")).to_pylist() == [of_first, None]
+    assert inputs.headers_of(batch.column("headers")).to_pylist() == [of_first, None]

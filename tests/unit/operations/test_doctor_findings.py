@@ -27,15 +27,7 @@ from anabranch.common.deadline import Answers, TimedRead, wait_for_all
 from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
-from anabranch.operations.doctor import (
-    airflow,
-    kafka,
-    local,
-    s3,
-    services,
-    streams,
-    tables,
-)
+from anabranch.operations.doctor import airflow, kafka, local, s3, services, streams, tables
 from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol import ledger_row, retention
@@ -94,8 +86,9 @@ def of_tables(*missing: str, stream: config.Stream = STREAM, **facts: Any) -> li
     return [*tables.findings("lake", stream, tables.TableFacts(missing=missing, **facts))]
 
 
-def of_airflow(**facts: Any) -> list[Finding]:
-    return [*airflow.findings([STREAM], {}, replace(WELL, **facts))]
+def of_airflow(*streams: config.Stream, family: str = "", **facts: Any) -> list[Finding]:
+    families = dict.fromkeys([one.name for one in streams if family], family)
+    return [*airflow.findings(streams or [STREAM], families, replace(WELL, **facts))]
 
 
 WELL = airflow.AirflowFacts(
@@ -113,6 +106,9 @@ NAMES = ("games.events", "games.events_dead_letters", "games.events_hours")
 DRIFT = tables.PropertyDrift(NAMES[0], "commit.retry.num-retries", "30", None)
 HOUR, OTHER, H11 = "2026-11-21T03", "2026-11-21T05", "2026-11-21T11"
 DAYS_30 = LifecycleRule("r", "", deletes_after="30 days")
+OF_GROUP = new_stream(group="small")
+OF_FAMILY = [new_stream(name=f"tenants_{one}", group="small") for one in "ab"]
+FAMILY_DAGS = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
 FOUND = {
     "well": of_kafka(),
     "well, and small": of_kafka(retention=timedelta(days=7), retention_bytes=8_000),
@@ -195,6 +191,11 @@ FOUND = {
     "no pool": of_airflow(slots=None),
     "an empty pool": of_airflow(slots=0),
     "no scheduler": of_airflow(is_scheduled=False),
+    # A family has one DAG, and a group its own.
+    "a family and a group": of_airflow(*OF_FAMILY, family="tenants", dags=FAMILY_DAGS),
+    "no dags of a family and a group": of_airflow(*OF_FAMILY, family="tenants", dags={}),
+    # The streams of a group have their own DAGs, of manual runs.
+    "paused dags of a group": of_airflow(OF_GROUP, dags=dict.fromkeys([*WELL.dags, "anabranch_hourly_group__small"], True)),
 }  # fmt: skip
 
 
@@ -209,6 +210,11 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
     services.read_catalog(made.environment)
+    # The batch layer reads the oldest hour that is not accepted next.
+    sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
+    opened = Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
+    state = replace(made.state(), timeline=opened)
+    assert tables.find_unread(state) == kafka.Unread("2026-11-21T03", {0: 4})
 
 
 def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path) -> None:
@@ -231,13 +237,6 @@ def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path)
     expected = f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
     assert found[0].remedy == expected
     assert found[1].found == f"{named}; {snapshots}"
-
-
-def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -> None:
-    sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
-    opened = Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
-    made = new_lake(tmp_path, timeline=opened)
-    assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
 
 
 def test_the_next_step_of_an_hour() -> None:
@@ -444,27 +443,6 @@ def test_a_reader_whose_service_answers_slowly_is_heard() -> None:
 def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None:
     write_environment(tmp_path)
     assert "anabranch init" in said("doctor", "--conf", str(tmp_path), expect=2)
-
-
-def test_a_family_has_one_dag_and_a_group_its_own() -> None:
-    streams = [new_stream(name=f"tenants_{one}", group="small") for one in "ab"]
-    families = dict.fromkeys(("tenants_a", "tenants_b"), "tenants")
-    dags = {"anabranch_maintenance__tenants": False, "anabranch_hourly_group__small": False}
-    assert [*airflow.findings(streams, families, replace(WELL, dags=dags))] == []
-    [missing, other] = airflow.findings(streams, families, replace(WELL, dags={}))
-    assert missing.expected == "the DAGs of group small"
-    assert missing.found == "no anabranch_hourly_group__small"
-    assert other.expected == "the DAGs of family tenants"
-    assert other.found == "no anabranch_maintenance__tenants"
-
-
-def test_a_paused_dag_of_a_group_is_found_and_its_streams_own_have_manual_runs() -> None:
-    dags = dict.fromkeys([*WELL.dags, "anabranch_hourly_group__small"], True)
-    streams, facts = [new_stream(group="small")], replace(WELL, dags=dags)
-    [of_group, of_stream] = airflow.findings(streams, {}, facts)
-    assert of_group.found == "anabranch_hourly_group__small is paused: hours are not rebuilt"
-    assert of_group.remedy.endswith("'^anabranch_.+__(small)$'")
-    assert "anabranch_hourly__events is paused: manual runs do not start" in of_stream.found
 
 
 def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

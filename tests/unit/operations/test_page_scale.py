@@ -23,10 +23,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return made
 
 
-def test_the_streams_are_one_line_each_however_many_hours_they_have(page: Page) -> None:
+def test_the_streams_are_one_line_each_and_no_request_reads_one(page: Page) -> None:
     html = browser(page).get("/")
     assert len(parsed(html.text).all("tr")) == 1 + STREAMS
     assert len(html.content) < 2_000 + STREAMS * 1_200
+    # The lake's folder is another table's, and no Kafka runs: no request reads a stream.
+    assert browser(page).get("/streams/stream_07").status_code == 200
+    assert all(reader.reading.failure is None for reader in page.readers.values())
 
 
 def test_a_calendar_is_a_month_and_the_years_are_links(page: Page) -> None:
@@ -55,11 +58,3 @@ def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
     assert "26280 hours wait for the batch layer" in answer.text
     assert answer.text.count(": sealed, served by speed") == 719
     show(page, AS_OF, five_years("stream_01", AS_OF))
-
-
-def test_no_request_reads_a_stream(page: Page) -> None:
-    """The lake's folder is another table's, and no Kafka runs: the readers' values are shown."""
-    client = browser(page)
-    for path in ("/", "/streams/stream_07"):
-        assert client.get(path).status_code == 200
-    assert all(reader.reading.failure is None for reader in page.readers.values())

@@ -157,7 +157,9 @@ def test_maintenance_that_completes_no_run_for_two_days_is_late(tmp_path: Path) 
 
 
 @time_machine.travel(LATER, tick=False)
-def test_records_that_only_the_batch_layer_read_do_not_wait(tmp_path: Path) -> None:
+def test_records_that_only_the_batch_layer_read_wait_for_main_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = of_batch_alone(tmp_path)
     view = viewed(one, end=10)
     assert (view.lag, view.waiting_since, view.late) == (Lag(0, {0: 0, 1: 0}), None, None)
@@ -166,11 +168,7 @@ def test_records_that_only_the_batch_layer_read_do_not_wait(tmp_path: Path) -> N
     assert view.lag.partitions == {0: 2, 1: 0}
     assert (view.waiting_since, view.late) == (datetime(2026, 11, 21, 2, tzinfo=UTC), None)
     assert "2 offsets wait" in str(viewed(one, end=12, fresh=timedelta(seconds=10)).late)
-
-
-@time_machine.travel(LATER, tick=False)
-def test_an_hour_main_lacks_still_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = of_batch_alone(tmp_path)
+    # An hour that main lacks still waits.
     monkeypatch.setattr(state.State, "is_merged", False)
     assert viewed(one, end=10).lag.offsets == 10
 
@@ -213,15 +211,13 @@ def test_a_wrong_file_is_named_beside_the_others(conf: Path) -> None:
     assert "streams/b.yaml: table: required key, found none" in result.stdout
     found = [(s["stream"], s["group"], s["state"]) for s in as_json(conf, "--group", "small")]
     assert found == [("a", "small", "new"), ("b", "small", "broken")]
-
-
-def test_a_table_of_two_streams_is_broken_for_the_second(conf: Path) -> None:
+    # A table of two streams is broken for the second.
     text = (conf / "streams" / "a.yaml").read_text()
     (conf / "streams" / "b.yaml").write_text(text)
-    found = {s["stream"]: s for s in as_json(conf)}
+    of_all = {s["stream"]: s for s in as_json(conf)}
     expected = {"a": "new", "b": "broken", "c": "new"}
-    assert {name: s["state"] for name, s in found.items()} == expected
-    assert "expected a table of its own" in found["b"]["error"]
+    assert {name: s["state"] for name, s in of_all.items()} == expected
+    assert "expected a table of its own" in of_all["b"]["error"]
 
 
 def test_a_catalog_that_does_not_answer_is_named(conf: Path) -> None:

@@ -94,16 +94,13 @@ def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
 
 
-def test_repeating_a_choice_changes_nothing(lake: StreamLake) -> None:
+def test_a_repeated_choice_changes_nothing_and_a_restatement_waits(lake: StreamLake) -> None:
     choose(lake, "speed")
     with lake.unmoved():
         assert not choose(lake, "speed").changed
         assert not choose(lake, "auto", 1).changed
     assert len(lake.ledger.history()) == 1
-
-
-def test_a_restatement_waits_behind_an_override_and_then_serves(lake: StreamLake) -> None:
-    choose(lake, "speed")
+    # A restatement waits behind the override, and then serves.
     accept(lake, 2)
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_SPEED)
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
@@ -144,9 +141,7 @@ def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
         choose(lake, "speed")
     assert lake.rows("main") == BY_BATCH
     assert lake.ledger.history() == []
-
-
-def test_an_hour_that_is_not_sealed_or_never_was_is_not_chosen(lake: StreamLake) -> None:
+    # Nor is an hour chosen that is not sealed, or never was.
     with pytest.raises(Transient, match="expected it to be sealed, found it open"):
         choose(lake, "speed", 2)
     with pytest.raises(ConfigurationError, match="where stream events begins"):
@@ -207,13 +202,9 @@ def test_every_hour_is_shown_up_to_the_running_one_whether_or_not_the_ledger_has
         (H[2], "open", 0, "speed", None),
         (H[3], "open", 0, "speed", None),
     ]
-
-
-def test_the_next_hour_of_an_adopted_topic_is_open_before_its_time() -> None:
+    # The next hour of an adopted topic is open before its time.
     assert [v.hour for v in view(new_state(Timeline(H[1], H[2], {0: 0})), at=H[1])] == [H[1], H[2]]
-
-
-def test_the_table_shows_whether_an_hour_is_accepted() -> None:
+    # The table shows whether an hour is accepted.
     state = new_state(Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]}), {0: 6})
     rows = [decide(H[0], "accepted", 1, None, NOW), decide(H[1], "refused", 1, None, NOW)]
     assert [v.state for v in view(state, *rows)] == ["sealed", "refused", "open"]
@@ -288,8 +279,11 @@ def test_an_act_is_the_same_waiting_and_read_back(sealed: StreamLake) -> None:
     assert [read.decision_id for read in sealed.ledger.acts()] == ["one"]
 
 
-def test_a_chosen_layer_is_recorded_with_its_operator(sealed: StreamLake) -> None:
-    publisher = sealed.publisher
+def test_a_chosen_layer_is_recorded_with_its_operator_and_listed(
+    sealed: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, acts = sealed.publisher, ("history", "events", "--acts")
+    assert "no operator's act yet" in run(sealed, monkeypatch, *acts)
     began = datetime.now(UTC)
     assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
     assert not serve_hour(publisher, FIRST, "speed", "again").changed
@@ -298,6 +292,11 @@ def test_a_chosen_layer_is_recorded_with_its_operator(sealed: StreamLake) -> Non
     assert record.host
     assert began <= record.at <= datetime.now(UTC)
     assert (record.hours, record.decisions) == ((FIRST,), {"served": 1})
+    shown = said(*acts)
+    for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
+        assert part in shown
+    assert "no operator's act yet" in said(*acts, "--hour", H[1])
+    assert "served" in said("history", "events", "--hour", FIRST)
 
 
 @pytest.mark.parametrize(
@@ -355,20 +354,7 @@ def test_an_hour_follows_from_an_act_that_batch_would_not_have_done() -> None:
     chosen = act_to_record(ACT, 0, ["a gap"], True)
     assert chosen is not None
     assert (chosen.name, chosen.user) == ("accept", "ada")
-
-
-def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None:
+    # The current row of an hour has the act of its newest decision.
     first = decide(FIRST, "accepted", 2, CUTS[0], NOW, "a", act=ACT.as_dict())
     assert newest([first])[FIRST].act == ACT
     assert newest([first, decide(FIRST, "accepted", 3, CUTS[0], NOW, "b")])[FIRST].act is None
-
-
-def test_history_lists_acts(sealed: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    acts = ("history", "events", "--acts")
-    assert "no operator's act yet" in run(sealed, monkeypatch, *acts)
-    serve_hour(sealed.publisher, FIRST, "speed", "batch dropped too much")
-    shown = said(*acts)
-    for part in ("override", "ada", FIRST, "1 served", "batch dropped too much"):
-        assert part in shown
-    assert "no operator's act yet" in said(*acts, "--hour", H[1])
-    assert "served" in said("history", "events", "--hour", FIRST)

@@ -94,12 +94,6 @@ def test_an_erasure_between_a_writers_look_and_its_commit_refuses_it(lake: Strea
     assert archived(lake) == []
 
 
-def test_an_expired_hour_is_not_archived(lake: StreamLake) -> None:
-    state = lake.state()
-    gone = replace(state, expired=Expired(SECOND, (), NOW))
-    assert gone.is_expired(FIRST) and not archive.is_current(state, gone, FIRST, CUT)
-
-
 def test_hours_leave_when_they_are_old_and_not_held_or_have_expired(lake: StreamLake) -> None:
     state, late = lake.state(), NOW + timedelta(days=2)
     third = shift(FIRST, 2)
@@ -110,6 +104,9 @@ def test_hours_leave_when_they_are_old_and_not_held_or_have_expired(lake: Stream
     assert archive.plan_due(state, {FIRST}, None, late) == ()
     expired = replace(held, expired=Expired(SECOND, (), NOW))
     assert archive.plan_due(expired, {FIRST, SECOND}, None, late) == (FIRST,)
+    # One that has expired is not archived again.
+    gone = replace(state, expired=Expired(SECOND, (), NOW))
+    assert gone.is_expired(FIRST) and not archive.is_current(state, gone, FIRST, CUT)
 
 
 def test_files_that_left_meanwhile_or_are_too_old_are_written_again(lake: StreamLake) -> None:

@@ -53,6 +53,10 @@ def test_a_crash_between_the_two_publishes_is_rolled_forward_once(lake: StreamLa
     for again in (state, lake.state()):
         assert lake.roll(again) == {staged.wap_id}
     assert [lake.dead(b) for b in ("speed", "main", "batch")] == [D, D, []]
+    # Once a publish confirms it, it waits no longer.
+    confirmed = Confirmed(letters=frozenset({staged.wap_id}))
+    lake.change(commits.Change("speed"), commits.Change("main"), confirmed=confirmed)
+    assert [waiting(lake.state(), b, DEAD_LETTERS) for b in ("speed", "main")] == [[], []]
 
 
 def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) -> None:
@@ -62,12 +66,6 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
     at_next_commit(lake.lake, lambda: found.append(dead_letters.roll_forward(theirs, name, state)))
     assert [lake.roll(state), *found] == [{staged.wap_id}] * 2
     assert lake.dead("main") == D
-
-
-def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
-    confirmed = Confirmed(letters=lake.roll(speed_said(lake, lake.stage_dead(D, "speed"))))
-    lake.change(commits.Change("speed"), commits.Change("main"), confirmed=confirmed)
-    assert [waiting(lake.state(), b, DEAD_LETTERS) for b in ("speed", "main")] == [[], []]
 
 
 def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake) -> None:
@@ -292,9 +290,7 @@ def test_published_files_need_a_record(lake: StreamLake, monkeypatch: pytest.Mon
     assert find_staged(lake.letters(), staged.wap_id) is None
     assert lake.roll(state) == {staged.wap_id}
     assert lake.dead("main") == lake.dead("speed") == D
-
-
-def test_waiting_dead_letters_are_remembered_as_done_while_they_wait() -> None:
+    # What waits is remembered as done while it waits.
     ids = [str(i) for i in range(300)]
     assert remembered_ids(ids, "new", frozenset()) == [*ids[101:], "new"]
     assert remembered_ids(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]

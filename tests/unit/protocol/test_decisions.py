@@ -133,7 +133,7 @@ def test_a_decision_recorded_and_confirmed_during_a_report_is_in_the_report(
     assert done == [True]
 
 
-def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
+def test_every_decision_is_listed_hour_by_hour_and_its_changes_in_words() -> None:
     rows = [
         row("sealed", 0, hour=HOUR), row("sealed", 0), row("accepted", 1, hour=HOUR, good=1),
         row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
@@ -146,9 +146,7 @@ def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
     assert decisions[4].sources == {"kafka": 2}
     # A refused restatement replaced nothing: the revision before it is the newest.
     assert decisions[4].readable == "it is the newest revision"
-
-
-def test_changes_in_words() -> None:
+    # Changes in words.
     before = row("accepted", 1, good=40, gaps={"control": 1})
     after = row("accepted", 2, good=41, gaps={}, dead=0)
     changed = protocol_decisions.changed_values(before, after)
@@ -167,6 +165,10 @@ def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixtu
     assert "no count changed" in output
     print_text(history_text("events", HOUR, recorded(one, HOUR)))
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
+    # An empty hour has no rows at its tag.
+    record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
+    (decision,) = recorded(one, HOUR)
+    assert decision.readable == "it is the newest revision"
 
 
 def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
@@ -185,9 +187,3 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
     with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
         sql = f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true"
         run_query(sql, tables, as_of=str(earlier))
-
-
-def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
-    record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
-    (decision,) = recorded(one, HOUR)
-    assert decision.readable == "it is the newest revision"

@@ -52,9 +52,7 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     assert [d.hour for d in landed.state.decisions] == [FIRST]
     why = "over earlier heads"
     assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, why
-
-
-def test_a_lost_answer_returns_the_state(lake: StreamLake) -> None:
+    # So it does when its answer is lost.
     state = lake.state()
     at_next_commit(lake.lake, after=lose_answer)
     landed = land(lake, Publish(new_id(), (Change("speed"), Change("main")), state.timeline), state)

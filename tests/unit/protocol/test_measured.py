@@ -17,44 +17,24 @@ from lakes import FIRST, StreamLake, new_lake
 from proofs import bury
 from waiting import wait_for
 
+from anabranch import job
 from anabranch.common import counters
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
-from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import branch_properties, heads
-from anabranch.job import Job
+from anabranch.iceberg import commits, snapshots
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import maintenance
 from anabranch.protocol import measured, watermarks
-from anabranch.protocol.measured import (
-    BOUNDS,
-    COMMIT,
-    KEPT,
-    MAINTAINED,
-    MEASURED,
-    READABLE,
-    STAGE,
-    Durations,
-    MaintainedTable,
-    MaintenanceRun,
-    Measured,
-    Meter,
-    Size,
-    newest_complete,
-    plan_record,
-    read_measured,
-    read_runs,
-    record_run,
-)
-from speed_layer.plan import StagedBatch, readable_after
+from anabranch.protocol.measured import COMMIT, MAINTAINED, MEASURED, READABLE, STAGE, Meter, Size
+from speed_layer import plan
 
 NOW = start_of(FIRST) + timedelta(minutes=1)
 
 
 def reported(
     meter: Meter, main: dict[str, str], *seconds: tuple[str, float]
-) -> dict[str, Measured]:
+) -> dict[str, measured.Measured]:
     main |= meter.to_properties(main, seconds)
-    return dict(read_measured(main[MEASURED]))
+    return dict(measured.read_measured(main[MEASURED]))
 
 
 def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() -> None:
@@ -66,17 +46,17 @@ def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() ->
     refused = speed.to_properties(dict(main), [(STAGE, 0.4)])
     # Refused: the table has none of it, and the next publish has all of it.
     tally.count(REFUSED)
-    measured = reported(speed, main, (STAGE, 0.4))["speed"]
-    assert measured.counts == {(RETRIES, "s3"): 2, (REFUSED, ""): 1}
-    assert measured.durations == {STAGE: Durations(0.4, {0.5: 1})}
-    assert read_measured(refused[MEASURED])["speed"].counts == {(RETRIES, "s3"): 2}
+    found = reported(speed, main, (STAGE, 0.4))["speed"]
+    assert found.counts == {(RETRIES, "s3"): 2, (REFUSED, ""): 1}
+    assert found.durations == {STAGE: measured.Durations(0.4, {0.5: 1})}
+    assert measured.read_measured(refused[MEASURED])["speed"].counts == {(RETRIES, "s3"): 2}
     speed.landed(0.2)
     tally.count(RETRIES, "kafka")
     reported(batch, main, (STAGE, 90))
     both = reported(speed, main, (STAGE, 3.5), (STAGE, 1e9), (STAGE, -1))
     assert both["speed"].counts == {(RETRIES, "s3"): 2, (REFUSED, ""): 1, (RETRIES, "kafka"): 1}
     assert both["speed"].durations[STAGE].counts == {0.1: 1, 0.5: 1, 5: 1, math.inf: 1}
-    assert both["speed"].durations[COMMIT] == Durations(0.2, {0.25: 1})
+    assert both["speed"].durations[COMMIT] == measured.Durations(0.2, {0.25: 1})
     assert both["batch"].durations[STAGE].sum == 90
 
 
@@ -112,7 +92,7 @@ def test_a_processs_cpu_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) ->
     before = cpu_in_all()
     reported(meter, main)
     meter.landed(0.1)
-    first = read_measured(main[MEASURED])["batch"].counts[CPU, ""]
+    first = measured.read_measured(main[MEASURED])["batch"].counts[CPU, ""]
 
     def now() -> int:
         return reported(meter, dict(main))["batch"].counts[CPU, ""]
@@ -152,7 +132,7 @@ def test_however_long_a_stream_runs_the_property_stays_short() -> None:
         for service in ("kafka", "s3", "catalog", "registry", "other"):
             tally.count(RETRIES, service, 10**9)
         for name in (READABLE, STAGE, "publish", COMMIT):
-            reported(meter, main, *[(name, bound) for bound in BOUNDS[:-1]])
+            reported(meter, main, *[(name, bound) for bound in measured.BOUNDS[:-1]])
     assert len(main[MEASURED]) < 2_500
 
 
@@ -168,15 +148,17 @@ def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, wait
     main = {watermarks.FRESH_THROUGH: stamp} if stamp else {}
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
-    assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
+    assert plan.readable_after(state, plan.StagedBatch("t", {}, rows, None), hours, now) == waited
     # No row is for `main`: readers have the hour from the batch layer, or the batch has no rows.
     served = replace(state, overrides={FIRST: "batch"})
-    assert readable_after(served, StagedBatch("t", {}, rows, None), hours, now) is None
-    assert readable_after(state, StagedBatch("t", {}, one.stage([]), None), {}, now) is None
+    assert plan.readable_after(served, plan.StagedBatch("t", {}, rows, None), hours, now) is None
+    assert (
+        plan.readable_after(state, plan.StagedBatch("t", {}, one.stage([]), None), {}, now) is None
+    )
 
 
 def reader(one: StreamLake) -> maintenance.ContentReader:
-    return maintenance.ContentReader(Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
+    return maintenance.ContentReader(job.Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
 
 
 def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,26 +194,28 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
     said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])
-    changes = (Change("speed"), Change("main", properties=said))
+    changes = (commits.Change("speed"), commits.Change("main", properties=said))
     one.change(*changes, position=state.position, state=state)
     accept(one, HOURS[0], 10)
     one.move("main")
     one.move("speed")
-    found = json.loads(branch_properties(one.table(), "main")[MEASURED])["speed"]["seconds"]
+    found = json.loads(snapshots.branch_properties(one.table(), "main")[MEASURED])["speed"][
+        "seconds"
+    ]
     assert found == {READABLE: [1.5, {"2": 1}]}
     shown = reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE]
-    assert shown == Durations(1.5, {2: 1})
+    assert shown == measured.Durations(1.5, {2: 1})
 
 
 # The table records the runs of maintenance: bounded, and each run, also beside other commits.
 
 AT = datetime(2026, 11, 21, 2, 40, tzinfo=UTC)
-EVENTS = MaintainedTable(96, 0, Size(3, 4096), Size(1, 10))
-TABLES = {"games.events": EVENTS, "games.events_hours": MaintainedTable(5, 31)}
-RUN = MaintenanceRun(AT, AT + timedelta(seconds=9), 24, TABLES)
+EVENTS = measured.MaintainedTable(96, 0, Size(3, 4096), Size(1, 10))
+TABLES = {"games.events": EVENTS, "games.events_hours": measured.MaintainedTable(5, 31)}
+RUN = measured.MaintenanceRun(AT, AT + timedelta(seconds=9), 24, TABLES)
 
 
-def run(minutes: int, **failed: str) -> MaintenanceRun:
+def run(minutes: int, **failed: str) -> measured.MaintenanceRun:
     at = AT + timedelta(minutes=minutes)
     return replace(RUN, began=at, ended=at, failed=failed)
 
@@ -242,33 +226,36 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> StreamLake:
 
 
 def test_a_run_is_recorded_unchanged_and_no_head_moves(lake: StreamLake) -> None:
-    before = heads(lake.table())
-    record_run(lake.lake, lake.name, RUN)
-    assert read_runs(lake.table().properties)[0] == RUN
-    assert RUN.whole == MaintainedTable(101, 31, Size(3, 4096), Size(1, 10))
-    assert heads(lake.table()) == before
+    before = snapshots.heads(lake.table())
+    measured.record_run(lake.lake, lake.name, RUN)
+    assert measured.read_runs(lake.table().properties)[0] == RUN
+    assert RUN.whole == measured.MaintainedTable(101, 31, Size(3, 4096), Size(1, 10))
+    assert snapshots.heads(lake.table()) == before
 
 
 def test_two_runs_that_end_together_are_both_recorded(lake: StreamLake) -> None:
     table = lake.table()
     first, second = run(10), run(10, orphans="expected an answer, found none")
     for id, ended in (("a", first), ("b", second)):
-        assert lake.lake.commit(table, plan_record(table.properties, id, ended)) is Outcome.LANDED
+        assert (
+            lake.lake.commit(table, measured.plan_record(table.properties, id, ended))
+            is commits.Outcome.LANDED
+        )
     found = {first.to_json(), second.to_json()}
-    assert found <= {r.to_json() for r in read_runs(lake.table().properties)}
+    assert found <= {r.to_json() for r in measured.read_runs(lake.table().properties)}
 
 
 def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamLake) -> None:
     whole = run(20)
-    record_run(lake.lake, lake.name, whole)
-    for minute in range(21, 21 + 2 * KEPT):
-        record_run(lake.lake, lake.name, run(minute, **{"speed hours": "x" * 10_000}))
+    measured.record_run(lake.lake, lake.name, whole)
+    for minute in range(21, 21 + 2 * measured.KEPT):
+        measured.record_run(lake.lake, lake.name, run(minute, **{"speed hours": "x" * 10_000}))
     properties = lake.table().properties
     runs, texts = (
-        read_runs(properties),
+        measured.read_runs(properties),
         [properties[k] for k in properties if k.startswith(MAINTAINED)],
     )
-    assert len(runs) == KEPT + 1 and newest_complete(runs) == whole == runs[-1]
+    assert len(runs) == measured.KEPT + 1 and measured.newest_complete(runs) == whole == runs[-1]
     assert [r.ended for r in runs] == sorted((r.ended for r in runs), reverse=True)
     assert sum(map(len, texts)) < 12_000, "a metadata file grows by it"
 
@@ -276,6 +263,6 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
 def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:
     old = {f"{MAINTAINED}.old": '{"by": "a version to come"}', f"{MAINTAINED}.bad": "{"}
     properties = old | {"comment": "games"}
-    assert read_runs(properties) == ()
-    commit = plan_record(properties, "new", RUN)
+    assert measured.read_runs(properties) == ()
+    commit = measured.plan_record(properties, "new", RUN)
     assert set(commit.remove_properties) == {f"{MAINTAINED}.old", f"{MAINTAINED}.bad"}

@@ -91,11 +91,8 @@ def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
     assert after(main, [swap])[H0] == (["b0"] if reason else ["s0"])
 
 
-def test_an_accepted_hour_without_rows_is_emptied() -> None:
+def test_an_accepted_hour_without_rows_and_a_forgotten_one_are_the_batch_layers() -> None:
     assert after({H0: ["s0"]}, plan(state_of(), {H0: ["s0"]}, {H0: ["s0"]}, {})) == {}
-
-
-def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
     state = state_of(accepted={}, settled_before=H1)
     assert plan(state, {H0: ["b0"], H1: ["s1"]}, SPEED, BATCH) == []
     assert uncovered_reason(state, "batch", H0) is None
@@ -146,12 +143,9 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
     assert after.is_merged
 
 
-def test_merging_again_changes_nothing(lake: StreamLake) -> None:
+def test_merging_again_and_a_dry_run_change_nothing(lake: StreamLake) -> None:
     with lake.unmoved():
         assert swaps(lake, everything=False) == swaps(lake) == []
-
-
-def test_a_dry_run_prints_the_swap_and_changes_nothing(lake: StreamLake) -> None:
     wreck(lake)
     with lake.unmoved():
         assert [s.hour for s in swaps(lake, dry_run=True)] == [H0, H1]
@@ -201,9 +195,7 @@ def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:
     say(lake, {})
     swaps(lake)
     assert lake.rows("main") == RIGHT
-
-
-def test_an_override_that_the_layer_does_not_cover_leaves_the_hour_whole(lake: StreamLake) -> None:
+    # One that the layer does not cover leaves the hour whole.
     say(lake, {H1: "batch"})
     (swap,) = swaps(lake)
     assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
@@ -274,23 +266,22 @@ ADOPTED = replace(DIFF_TIMELINE, adoptions=(Adoption(HOUR, "former", {0: 0, 1: 0
 
 
 @pytest.mark.parametrize(
-    ("timeline", "offsets", "unread"),
+    ("timeline", "offsets", "hour", "unread"),
     [
-        pytest.param(DIFF_TIMELINE, {0: 10, 1: 8}, {}, id="read to its end"),
-        pytest.param(DIFF_TIMELINE, {0: 7, 1: 8}, {0: (7, 10)}, id="behind the position"),
-        pytest.param(DIFF_TIMELINE, {0: 99}, {1: (4, 8)}, id="a partition without a position"),
-        pytest.param(SKIPPED, {0: 99, 1: 99}, CUT.ranges, id="jumped over"),
-        pytest.param(DROPPED, {0: 99, 1: 99}, CUT.ranges, id="dropped"),
-        pytest.param(replace(DROPPED, kept=(HOUR,)), {0: 99, 1: 99}, {}, id="dropped before it"),
-        pytest.param(ADOPTED, {0: 0, 1: 0}, {}, id="of a log before this one"),
+        pytest.param(DIFF_TIMELINE, {0: 10, 1: 8}, HOUR, {}, id="read to its end"),
+        pytest.param(DIFF_TIMELINE, {0: 7, 1: 8}, HOUR, {0: (7, 10)}, id="behind the position"),
+        pytest.param(DIFF_TIMELINE, {0: 99}, HOUR, {1: (4, 8)}, id="a partition without a position"),
+        pytest.param(SKIPPED, {0: 99, 1: 99}, HOUR, CUT.ranges, id="jumped over"),
+        pytest.param(DROPPED, {0: 99, 1: 99}, HOUR, CUT.ranges, id="dropped"),
+        pytest.param(replace(DROPPED, kept=(HOUR,)), {0: 99, 1: 99}, HOUR, {}, id="dropped before it"),
+        pytest.param(ADOPTED, {0: 0, 1: 0}, HOUR, {}, id="of a log before this one"),
+        pytest.param(ADOPTED, {0: 0, 1: 0}, NEXT, CUT.ranges, id="after an adoption"),
     ],
-)
-def test_unread_offsets_of_an_hour(timeline: Timeline, offsets: Any, unread: Any) -> None:
-    assert unread_ranges(new_state(timeline, offsets), HOUR, CUT) == unread
-
-
-def test_an_hour_after_an_adoption_is_compared_with_the_position() -> None:
-    assert unread_ranges(new_state(ADOPTED, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
+)  # fmt: skip
+def test_unread_offsets_of_an_hour(
+    timeline: Timeline, offsets: Any, hour: str, unread: Any
+) -> None:
+    assert unread_ranges(new_state(timeline, offsets), hour, CUT) == unread
 
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:

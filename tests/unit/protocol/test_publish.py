@@ -162,18 +162,14 @@ def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     assert lake.state().position.offsets == {0: 5}
 
 
-def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) -> None:
-    lake.table().manage_snapshots().remove_branch("batch").commit()
-    found = r"table games.events: expected branch batch, found none; run `anabranch apply`"
-    with pytest.raises(Terminal, match=found):
-        lake.state()
-
-
 def test_a_dropped_speed_branch_begins_where_its_rows_end(lake: StreamLake) -> None:
     """The hazard: made again from `main` at the first position, it publishes every row twice."""
     lake.serve(ROWS, {0: 3})
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
+    found = r"table games.events: expected branch speed, found none; run `anabranch apply`"
+    with pytest.raises(Terminal, match=found):
+        lake.state()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     assert lake.rows("speed") == ROWS
     assert lake.state().position.offsets == {0: 3}
@@ -270,9 +266,7 @@ def test_a_discarded_attempt_is_gone_and_moves_no_head(lake: StreamLake) -> None
         lake.lake.discard(lake.name, staged)
         assert snapshots.find_staged(lake.table(), staged.wap_id) is None
         lake.lake.discard(lake.name, staged)
-
-
-def test_two_staged_snapshots_with_one_id_are_refused(lake: StreamLake) -> None:
+    # Two staged snapshots with one id are refused.
     lake.stage(ROWS, "same")
     with pytest.raises(Terminal, match="expected one staged snapshot same, found 2"):
         lake.stage(ROWS, "same")
@@ -315,9 +309,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
 def test_a_publish_that_changes_a_layers_rows_must_state_the_new_main(lake: StreamLake) -> None:
     with pytest.raises(ValueError, match="has to contain main's changes"):
         lake.change(Change("speed", lake.stage(ROWS).files))
-
-
-def test_main_records_its_sources(lake: StreamLake) -> None:
+    # And `main` records its sources.
     assert lake.state().is_merged
     staged = lake.stage(ROWS)
     lake.land(lake.speed(staged, {0: 3}))
@@ -359,6 +351,11 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
 
     assert run(lake.lake, lake.name, decide, "test").landed is not None
     assert lake.rows("main") == ROWS
+    # It ends when nothing is left to do.
+    before = log_of(lake)
+    found = run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed
+    assert found is None
+    assert log_of(lake) == before
 
 
 def test_run_without_turns_has_no_end(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,10 +397,3 @@ def test_run_with_turns_pauses_as_before(lake: StreamLake, monkeypatch: pytest.M
     published = run(lake.lake, lake.name, lambda: decision, "test", take_turns=True)
     assert published.landed is not None and next(refusals, None) is None
     assert lake.rows("main") == ROWS
-
-
-def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
-    before = log_of(lake)
-    found = run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed
-    assert found is None
-    assert log_of(lake) == before

@@ -51,9 +51,7 @@ def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
     decided = sealing.resolve_state(after, asked(after, kafka(2, 1)))
     assert decided is not None
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
-
-
-def test_a_topic_that_was_adopted_meanwhile_is_requested_again() -> None:
+    # So is a topic that was adopted meanwhile.
     old = asked(state_of({0: 2}), kafka(2))
     adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
     assert sealing.resolve_state(adopted, old) is None
@@ -70,6 +68,11 @@ def test_hours_that_ended_meanwhile_are_requested_again() -> None:
     old = sealing.KafkaOffsets(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
     assert sealing.resolve_state(state_of({0: 2}), old) is None
     assert sealing.resolve_state(state_of({0: 2}, sealed), old) is not None
+    # Nothing to seal is no publish.
+    state = state_of({0: 2}, sealed)
+    decided = sealing.resolve_state(state, asked(state, kafka(2)))
+    assert decided is not None
+    assert sealing.plan_sealing(decided, timedelta(0), "id") is None
 
 
 def test_a_backlog_is_sealed_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +210,6 @@ def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(
     assert sorted(lake.state().timeline.sealed) == [hours[0], hours[1], hours[3]]
 
 
-def test_nothing_to_seal_is_no_publish() -> None:
-    state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
-    decided = sealing.resolve_state(state, asked(state, kafka(2)))
-    assert decided is not None
-    assert sealing.plan_sealing(decided, timedelta(0), "id") is None
-
-
 def batch(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[Result, bool]:
@@ -239,12 +235,7 @@ def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
     expected = f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
     assert expected in done.output
     assert lake.state().timeline.open == ended
-
-
-def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) -> None:
-    running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
-    ended = shift(running, -2)
-    lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
+    # So it is by the job, before it seals another.
     job = _job(lake)
     with pytest.raises(errors.NotYet, match=running):
         StreamRun(job, Rebuilder(job, NO_SPARK)).rebuild([running], RebuildRequest())

@@ -58,31 +58,26 @@ def test_an_hour_is_served_by_batch_once_accepted_unless_overridden() -> None:
     assert state.cuts == {H[0]: cut(0), H[1]: cut(1)}
 
 
-def test_hours_behind_are_forgotten_one_by_one_and_stay_accepted() -> None:
+def test_hours_behind_both_layers_are_forgotten_one_by_one_and_stay_accepted() -> None:
     state = accept_all(10 * len(H))
     assert sorted(state.accepted) == H[-REMEMBERED_HOURS:]
     assert state.settled_before == H[-REMEMBERED_HOURS]
     assert all(state.is_accepted(h) for h in H)
     assert not state.is_accepted(shift(FIRST, -1)), "before the stream's first hour"
     assert not state.is_accepted(shift(H[-1], 1)), "not sealed"
-
-
-def test_an_hour_that_the_speed_layer_has_not_passed_is_not_forgotten() -> None:
+    # An hour that the speed layer has not passed is not forgotten.
     assert sorted(accept_all(15).accepted) == H[1:], "an hour read in part was forgotten"
     assert sorted(accept_all(0).accepted) == H
 
 
-def test_a_refused_hour_among_forgotten_ones_is_not_accepted() -> None:
+def test_a_refused_hour_among_forgotten_ones_is_not_accepted_until_it_is() -> None:
     state = accept_all(10 * len(H), refused=(1,))
     assert state.settled_before > H[1]
     assert not state.is_accepted(H[1])
     assert state.served_by(H[1]) == "speed"
     assert state.cuts[H[1]] == cut(1)
-
-
-def test_an_old_hour_that_is_accepted_or_restated_now_is_remembered_now() -> None:
-    """The hazard: it would be forgotten in its own publish, and its dead letters with it."""
-    state = accept_all(10 * len(H), refused=(1,))
+    # The hazard: accepted or restated now, it would be forgotten in its own publish, and its dead
+    # letters with it.
     assert after(state, {H[1]: Accepted(1, cut(1))}).accepted[H[1]] == Accepted(1, cut(1))
     assert after(state, {H[0]: Accepted(2, cut(0))}).accepted[H[0]] == Accepted(2, cut(0))
 

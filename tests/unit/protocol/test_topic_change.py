@@ -87,9 +87,7 @@ def test_a_log_cannot_begin_before_what_was_read_of_it() -> None:
     found = r"at or after 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"
     with pytest.raises(Refused, match=found):
         topic_change.plan_begins(*LEFT_OLD, {}, {0: 6, 1: 0})
-
-
-def test_an_operator_must_choose_for_records_of_a_log_never_read() -> None:
+    # For records of a log that was never read an operator must choose.
     without_record = (*FRESH_NEW[:2], log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0}))
     given = (FRESH_NEW, without_record, LEFT_OLD, (FRESH, Position("", {}), SAME))
     assert [topic_change.must_choose(*one) for one in given] == [True, False, False, False]
@@ -167,7 +165,7 @@ def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
     assert adopted.timeline.sealed[H[3]].ranges == {0: (9, 9)}
 
 
-def test_where_a_log_lost_its_end_other_partitions_and_old_hours_go_on() -> None:
+def test_where_a_log_lost_its_end_or_was_empty_old_hours_go_on() -> None:
     sealed = {H[1]: Cut(OLD, {0: (0, 4), 1: (0, 4)}), H[2]: Cut(OLD, {0: (4, 6), 1: (4, 9)})}
     timeline = Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed)
     adopted = plan(timeline, {0: 6, 1: 11}, topic_id=OLD, begins={1: 5})
@@ -177,9 +175,7 @@ def test_where_a_log_lost_its_end_other_partitions_and_old_hours_go_on() -> None
     gone = {h: gone_from_kafka(timeline, OLD, h, c) is not None for h, c in cuts.items()}
     assert gone == {H[1]: False, H[2]: True, H[3]: True}
     assert adopted.lost == {}, "all of it is published"
-
-
-def test_an_hour_of_a_former_topic_without_offsets_needs_no_kafka() -> None:
+    # An hour of a former topic without offsets needs no Kafka.
     adopted = plan(Timeline(H[3], H[3], {0: 5}), {0: 5})
     assert gone_from_kafka(adopted.timeline, NEW, H[3], adopted.timeline.sealed[H[3]]) is None
 
@@ -284,7 +280,9 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
 
 
-def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake) -> None:
+def test_an_unread_topic_with_records_is_adopted_only_with_from(
+    lake: StreamLake,
+) -> None:
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     with lake.unmoved(), pytest.raises(Refused) as refused:
         run(lake, broker)
@@ -295,6 +293,9 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake
     found = r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed"
     with lake.unmoved(), pytest.raises(Refused, match=found):
         run(lake, broker, "0=5")
+    found = r"adopt topic events: expected it to exist, found none; create it"
+    with lake.unmoved(), pytest.raises(PositionError, match=found):
+        run(lake, Broker(id=None))
 
 
 @pytest.mark.parametrize(
@@ -326,12 +327,6 @@ def test_a_killed_adoption_is_done_once_by_the_next(lake: StreamLake, step: Step
     assert [row.hour for row in lake.ledger.history()] == [NOW_HOUR]
     # And back.
     assert adopted_by(lake, Broker(log={0: [0] * 5})).position == Position(OLD, {0: 3})
-
-
-def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
-    found = r"adopt topic events: expected it to exist, found none; create it"
-    with lake.unmoved(), pytest.raises(PositionError, match=found):
-        run(lake, Broker(id=None))
 
 
 def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
@@ -380,11 +375,8 @@ def test_a_speed_branch_dropped_after_adoption_begins_in_the_new(lake: StreamLak
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     assert lake.state().position == Position(NEW, {0: 0})
-
-
-def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake) -> None:
-    """The hazard: compared with a position that began again, they would be remembered forever."""
-    assert run(lake, Broker(id=NEW)) is not None
+    # Hours of the former topic are forgotten like any other. The hazard: compared with a position
+    # that began again, they would be remembered forever.
     accepted, past = Accepted(1, Cut(OLD, {0: (0, 1)})), range(-REMEMBERED_HOURS - 2, 0)
     many = dict.fromkeys((shift(NOW_HOUR, i) for i in past), accepted)
     properties = accepted_properties(replace(lake.state(), accepted=many), {})
