@@ -253,7 +253,7 @@ def fetch_batches(
     prefers for a rack (KIP-392), as consumers do, else from the leader. `nodes` caches their node
     ids by partition.
 
-    Raises kafka-python's errors, also if no replica answers within some seconds.
+    Raises kafka-python's errors, also if the leader gives no batches in 30 requests.
     """
     fetched: Fetched = admin._manager.run(
         _fetch, admin, nodes, TopicPartition(topic, partition), offset, size, rack
@@ -272,8 +272,8 @@ async def _fetch(
             _request(tp, offset, size, rack), node_id=nodes[tp.partition]
         )
         if not response.responses:
-            # A quota: the broker answers without the partition, and reads no request for a while
-            # (KIP-219).
+            # A quota throttles this client: the broker answers without the partition, and reads no
+            # request of it for this time (KIP-219).
             kind = errors.ThrottlingQuotaExceededError
             await admin._net.sleep(max(_PAUSE_S, response.throttle_time_ms / 1000))
             continue
