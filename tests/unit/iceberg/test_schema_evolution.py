@@ -90,27 +90,16 @@ def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
     return str(error.value)
 
 
-def test_all_that_may_change_changes_in_one_commit_and_is_read(tmp_path: Path) -> None:
+def test_all_that_may_change_changes_in_one_commit_and_is_read(
+    tmp_path: Path, recorded: Callable[[Any], None]
+) -> None:
     lake, table = table_of(tmp_path, BEFORE)
     old = {
         "n": 7, "f": 0.5, "d": Decimal("1.50"), "s": {"a": 1, "deep": {"x": 2}}, "tags": [1, 2],
         "items": [{"a": 3}], "scores": {"k": 4},
     }  # fmt: skip
     append(lake, **old)
-    assert evolve(lake, "games.other", rows_columns(stream_of(AFTER))) == [
-        "added column colour to games.other",
-        "widened column n of games.other from int to bigint",
-        "made column n of games.other optional",
-        "widened column f of games.other from float to double",
-        "widened column d of games.other from decimal(10,2) to decimal(12,2)",
-        "widened column s.a of games.other from int to bigint",
-        "added column s.deep.y to games.other",
-        "added column s.b to games.other",
-        "widened column tags.element of games.other from int to bigint",
-        "widened column items.element.a of games.other from int to bigint",
-        "added column items.element.b to games.other",
-        "widened column scores.value of games.other from int to bigint",
-    ]
+    recorded(evolve(lake, "games.other", rows_columns(stream_of(AFTER))))
     evolved = lake.load("games.other")
     assert len(evolved.metadata.schemas) == len(table.metadata.schemas) + 1
     require_columns(evolved, stream_of(AFTER))
