@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 from brokers import Broker
 from killed import kill_at
-from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
+from lakes import FIRST, StreamLake, at_next_commit, new_environment, new_lake, new_stream
 from no_spark import NO_SPARK
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse
@@ -29,17 +29,12 @@ from anabranch.iceberg import admin, expiry, prepare, snapshots
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import BRANCHES, find_staged, has_landed, heads
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
-from anabranch.protocol import ledger
-from anabranch.protocol.dead_letters import roll_forward, waiting_speed
-from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol import dead_letters, ledger, ledger_row
 from anabranch.protocol.publish import new_id, to_commit
 from anabranch.protocol.state import read_state
-from batch_layer.build import Built
-from batch_layer.rebuild import Rebuilder
+from batch_layer import build, rebuild
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import StagedBatch
 
@@ -115,7 +110,7 @@ def cut_off(
 def readable(one: StreamLake, name: str | None = None) -> bool:
     """Whether every manifest and file of the three branches is there."""
     table = one.lake.load(name or one.name)
-    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in snapshots.BRANCHES])
     return all(Path(path.removeprefix("file://")).exists() for path in paths)
 
 
@@ -145,10 +140,10 @@ def test_a_publish_is_refused_only_when_it_cannot_land_any_more(lake: StreamLake
     assert lake.rows("main") == ROWS
 
 
-@pytest.mark.parametrize("newest", BRANCHES)
+@pytest.mark.parametrize("newest", snapshots.BRANCHES)
 def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> None:
     """The hazard: the newest publish says which hours there are, and one in the way is newer."""
-    for branch in (*(b for b in BRANCHES if b != newest), newest):
+    for branch in (*(b for b in snapshots.BRANCHES if b != newest), newest):
         state = lake.state()
         later = Timeline(state.timeline.first, shift(state.timeline.open, 1), {0: 0})
         lake.change(Change(branch), timeline=later, state=state)
@@ -156,7 +151,7 @@ def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> No
     with cut_off(lake, looks=None):
         assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.REFUSED
     after = lake.state()
-    assert [b for b in BRANCHES if after.heads[b] != before.heads[b]] == [newest]
+    assert [b for b in snapshots.BRANCHES if after.heads[b] != before.heads[b]] == [newest]
     assert (after.timeline, after.branch_properties) == (before.timeline, before.branch_properties)
     assert after.is_merged == before.is_merged
 
@@ -176,40 +171,35 @@ def test_the_fencing_publish_may_land_late_as_well(
 
 def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> None:
     staged, state = lake.stage(ROWS), lake.state()
-    publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
 
-    def commit_table(*_: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+    def overtaken() -> None:
         lake.move("batch")
         raise TimeoutError("read timed out")
 
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    assert lake.publish(publish, state) is Outcome.REFUSED
+    at_next_commit(lake.lake, overtaken)
+    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
     after = lake.state().heads
-    moved = [b for b in BRANCHES if after[b] != state.heads[b]]
+    moved = [b for b in snapshots.BRANCHES if after[b] != state.heads[b]]
     assert moved == ["batch"], "nothing was in the way of what could not land"
 
 
 def test_an_unknown_outcome_keeps_all(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: others publish more than snapshots are kept, before the answer is looked for."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
-    staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
+    staged, state = lake.stage(ROWS), lake.state()
     publish = lake.speed(staged, {0: 3}, state)
 
-    def commit_table(*request: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        real(*request)
-        for _ in range(6):
-            lake.move("speed")
-            lake.move("main")
+    def answer_that_another_was_first() -> None:
+        for branch in ("speed", "main") * 6:
+            lake.move(branch)
         raise CommitFailedException("repeated by the client, and another commit was first")
 
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    at_next_commit(lake.lake, after=answer_that_another_was_first)
     catalog = lake.environment.catalog.model_copy(update={"type": "rest"})
     lake.lake.environment = lake.environment.model_copy(update={"catalog": catalog})
     with pytest.raises(Transient, match="expected to learn whether it landed"):
         lake.publish(publish, state)
-    assert not has_landed(lake.table(), publish.id), "the hazard did not happen"
+    assert not snapshots.has_landed(lake.table(), publish.id), "the hazard did not happen"
     assert lake.rows("main") == ROWS
     assert readable(lake)
 
@@ -342,11 +332,11 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
     values = {"lake": one.lake, "stream": one.stream, "environment": one.environment}
     values["ledger"] = one.ledger
     job = SimpleNamespace(**values, kafka=ten_records())
-    rebuilder = cast(Any, Rebuilder(cast(Any, job), NO_SPARK))
+    rebuilder = cast(Any, rebuild.Rebuilder(cast(Any, job), NO_SPARK))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
     rows = one.stage([(FIRST, 0, o) for o in range(9)])
-    counts = HourAccount(good=9, dead=1, duplicate=0, gap=0)
-    built = Built(FIRST, cut, 0, rows, one.stage_dead([(FIRST, 0, 9)], "batch"), counts)
+    counts = ledger_row.HourAccount(good=9, dead=1, duplicate=0, gap=0)
+    built = build.Built(FIRST, cut, 0, rows, one.stage_dead([(FIRST, 0, 9)], "batch"), counts)
     state = one.state()
     with cut_off(one, looks=looks) as late:
         result = rebuilder._publish([built], {FIRST: None}, state)
@@ -360,11 +350,11 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
 @pytest.mark.parametrize("looks", [1, 2, None])
 def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int | None) -> None:
     staged = lake.stage_dead([(FIRST, 0, 7)], "speed")
-    letters = waiting_speed(staged, NOW)
+    letters = dead_letters.waiting_speed(staged, NOW)
     lake.change(Change("speed"), Change("main"), dead_letters=(letters,))
     name = lake.stream.dead_letters_table
     with cut_off(lake, name, looks) as late:
-        assert roll_forward(lake.lake, name, lake.state()) == {staged.wap_id}
+        assert dead_letters.roll_forward(lake.lake, name, lake.state()) == {staged.wap_id}
     assert late.landed + late.refused == 1, "the hazard did not happen"
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 7)]
     assert readable(lake, name)
@@ -376,11 +366,11 @@ def test_a_late_ledger_row_is_there_once(lake: StreamLake, looks: int | None, be
     name = lake.stream.hours_table
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     if begun:
-        Ledger(lake.lake, name).record([ledger.decision(FIRST, "refused", 1, None, NOW)])
+        ledger.Ledger(lake.lake, name).record([ledger.decision(FIRST, "refused", 1, None, NOW)])
     with cut_off(lake, name, looks) as late:
-        assert Ledger(lake.lake, name).record([row]) == {row.decision_id}
+        assert ledger.Ledger(lake.lake, name).record([row]) == {row.decision_id}
     assert late.landed + late.refused == 1, "the hazard did not happen"
-    ids = [r.decision_id for r in Ledger(lake.lake, name).history()]
+    ids = [r.decision_id for r in ledger.Ledger(lake.lake, name).history()]
     assert ids.count(row.decision_id) == 1
     assert len(ids) == 1 + begun
 
@@ -410,14 +400,14 @@ def test_branches_that_are_made_late_begin_once(tmp_path: Path, looks: int | Non
     with cut_off(one, looks=looks), pytest.raises(Transient):
         admin.add_branches(one.lake, one.name, {})
     admin.add_branches(one.lake, one.name, {})
-    assert set(heads(one.table())) == set(BRANCHES)
+    assert set(snapshots.heads(one.table())) == set(snapshots.BRANCHES)
     assert read_state(one.table()).position.offsets == {0: 0}
 
 
 def _publish(folder: Path) -> None:
     environment = new_environment(folder)
     one = StreamLake(folder, Lake(environment), new_stream(), environment)
-    one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3}))
+    one.publish(one.speed(snapshots.find_staged(one.table(), "mine"), {0: 3}))
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])

@@ -1,7 +1,6 @@
 """The ledger's files: read by hour, few whatever was appended, merged without a changed row."""
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,19 @@ from typing import Any
 import pytest
 from data_files import record_data_file_reads
 from killed import kill_at
-from lakes import StreamLake, decide, new_environment
+from lakes import StreamLake, at_next_commit, decide, lose_answer, new_environment
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 
 from anabranch.common.errors import Transient
-from anabranch.iceberg import ledger_files
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg import commits, ledger_files
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import File, PerFile, Span, plan_fold, plan_merge, tiered
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.offsets.hours import Cut, shift
-from anabranch.protocol import ledger
+from anabranch.protocol import ledger, ledger_row
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import new_id
 
 FIRST = "2024-01-01T00"
@@ -41,11 +38,11 @@ def at(day: int, hour: int = 0) -> str:
     return shift(FIRST, 24 * day + hour)
 
 
-def sealed(*hours: str) -> list[LedgerRow]:
+def sealed(*hours: str) -> list[ledger_row.LedgerRow]:
     return [ledger.decision(hour, "sealed", 0, CUT, NOW, reason=new_id()) for hour in hours]
 
 
-def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
+def append_as_before(lake: StreamLake, rows: list[ledger_row.LedgerRow]) -> None:
     """One append as before files were merged: a file, a manifest, an id alone in its summary."""
     table = loaded(lake)
     tx = Transaction(table)
@@ -54,7 +51,7 @@ def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
 
 
-def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
+def append_as_now(lake: StreamLake, rows: list[ledger_row.LedgerRow]) -> None:
     name = lake.stream.hours_table
     lake.lake.append(name, lambda t: ledger._to_arrow(rows, t.metadata.next_sequence_number()))
 
@@ -74,11 +71,11 @@ def manifests(lake: StreamLake) -> int:
     return len(snapshot.manifests(table.io))
 
 
-def history(lake: StreamLake, *arguments: Any) -> list[LedgerRow]:
+def history(lake: StreamLake, *arguments: Any) -> list[ledger_row.LedgerRow]:
     return Ledger(lake.again(), lake.stream.hours_table).history(*arguments)
 
 
-def merge(lake: StreamLake, idle: bool = False) -> Outcome | None:
+def merge(lake: StreamLake, idle: bool = False) -> commits.Outcome | None:
     return lake.lake.merge_files(lake.stream.hours_table, idle)
 
 
@@ -87,17 +84,6 @@ def merge_all(lake: StreamLake, idle: bool = False) -> None:
         if merge(lake, idle) is None:
             return
     raise AssertionError("expected merging to end within 100 steps")
-
-
-def before_the_commit(lake: StreamLake, act: Callable[[Callable[[], Any]], Any]) -> None:
-    """Have the next commit of `lake` go through `act`, which is given what really commits."""
-    real = lake.lake.catalog.commit_table
-
-    def commit_table(*args: Any) -> Any:
-        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        return act(lambda: real(*args))
-
-    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
 
 
 # Reads
@@ -276,7 +262,7 @@ def test_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.Mon
     for i in range(20):
         append_as_before(lake, sealed(at(0, i)))
     before = history(lake)
-    assert merge(lake) is Outcome.LANDED
+    assert merge(lake) is commits.Outcome.LANDED
     assert (len(files(lake)), manifests(lake)) == (20, 9)
     merge_all(lake)
     assert manifests(lake) <= 3
@@ -286,7 +272,7 @@ def test_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.Mon
 def test_merging_is_no_change_for_incremental_readers(lake: StreamLake) -> None:
     for i in range(16):
         append_as_now(lake, sealed(at(0, i)))
-    assert merge(lake) is Outcome.LANDED
+    assert merge(lake) is commits.Outcome.LANDED
     snapshot = loaded(lake).current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None
@@ -304,12 +290,9 @@ def many(lake: StreamLake) -> StreamLake:
 def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: StreamLake) -> None:
     before, row = history(many), sealed(at(1))[0]
 
-    def first(commit: Callable[[], Any]) -> Any:
-        assert Ledger(many.again(), many.stream.hours_table).record([row]) == {row.decision_id}
-        return commit()
-
-    before_the_commit(many, first)
-    assert merge(many) is Outcome.REFUSED
+    other = Ledger(many.again(), many.stream.hours_table)
+    at_next_commit(many.lake, lambda: other.record([row]))
+    assert merge(many) is commits.Outcome.REFUSED
     expected = [*(r.decision_id for r in before), row.decision_id]
     assert [r.decision_id for r in history(many)] == expected
     merge_all(many)
@@ -320,12 +303,10 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
 def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
     before, row = history(many), sealed(at(1))[0]
 
-    def first(commit: Callable[[], Any]) -> Any:
-        assert many.again().merge_files(many.stream.hours_table) is Outcome.LANDED
-        return commit()
-
-    before_the_commit(many, first)
-    assert many.ledger.record([row]) == {row.decision_id}
+    merged, other = list[commits.Outcome | None](), many.again()
+    name = many.stream.hours_table
+    at_next_commit(many.lake, lambda: merged.append(other.merge_files(name)))
+    assert (many.ledger.record([row]), merged) == ({row.decision_id}, [commits.Outcome.LANDED])
     found = [r.decision_id for r in history(many)]
     assert found == [*(r.decision_id for r in before), row.decision_id]
     assert len(files(many)) <= 2
@@ -334,14 +315,8 @@ def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_merge_whose_answer_is_lost_changes_nothing(many: StreamLake, lands: bool) -> None:
     before = history(many)
-
-    def lose(commit: Callable[[], Any]) -> Any:
-        if lands:
-            commit()
-        raise ConnectionError("connection reset")
-
-    before_the_commit(many, lose)
-    assert merge(many) is Outcome.REFUSED
+    at_next_commit(many.lake, **{"after" if lands else "before": lose_answer})
+    assert merge(many) is commits.Outcome.REFUSED
     assert history(many) == before
     assert len(files(many)) == (1 if lands else 17)
     merge_all(many)
@@ -364,7 +339,7 @@ def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, numb
 
 
 def test_a_failed_merge_fails_no_record(many: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def merge_files(*args: Any) -> Outcome | None:
+    def merge_files(*args: Any) -> commits.Outcome | None:
         raise Transient("read rows: SlowDown")
 
     monkeypatch.setattr(many.lake, "merge_files", merge_files)
