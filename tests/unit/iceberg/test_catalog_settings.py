@@ -15,28 +15,30 @@ from anabranch.iceberg.lake import Lake
 from anabranch.spark.settings import session_settings
 
 
-def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
+def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other_unless_the_address_says_so() -> (
+    None
+):
     assert with_timeouts("sqlite:////a/catalog.db") == "sqlite:////a/catalog.db?timeout=10"
     expected = {"uri": "jdbc:sqlite:/a/catalog.db", "jdbc.busy_timeout": "10000"}
     assert jdbc_properties("sqlite:////a/catalog.db") == expected
+    assert with_timeouts("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
+    expected = "connect_timeout=60&keepalives_idle"
+    assert expected in with_timeouts("postgresql+psycopg2://h/db?connect_timeout=60")
+    assert with_timeouts("http://h:8181") == "http://h:8181"
+    with pytest.raises(ConfigurationError, match="expected sqlite"):
+        jdbc_properties("mysql://h/db")
 
 
-def test_a_postgresql_client_notices_a_dead_connection() -> None:
+def test_both_clients_of_postgresql_have_the_settings_of_the_address() -> None:
     uri = "postgresql+psycopg2://u:p@h:5433/db"
     assert with_timeouts(uri).startswith(f"{uri}?connect_timeout=5&keepalives_idle=10&")
     properties = jdbc_properties(uri)
     assert properties["uri"] == "jdbc:postgresql://h:5433/db"
     assert (properties["jdbc.user"], properties["jdbc.password"]) == ("u", "p")
     assert (properties["jdbc.connectTimeout"], properties["jdbc.socketTimeout"]) == ("5", "30")
-
-
-def test_a_password_reaches_both_clients_as_it_is_meant() -> None:
-    """In an address it is percent-encoded, and PyIceberg's client decodes it."""
+    # In an address it is percent-encoded, and PyIceberg's client decodes it.
     properties = jdbc_properties("postgresql+psycopg2://a%40b:p%40s%2Fs%25@h/db")
     assert (properties["jdbc.user"], properties["jdbc.password"]) == ("a@b", "p@s/s%")
-
-
-def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     uri = "postgresql+psycopg2://u:p@h/db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem&application_name=anabranch"
     properties = jdbc_properties(uri)
     assert properties["jdbc.sslmode"] == "verify-full"
@@ -45,24 +47,9 @@ def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     # Its own time-outs win, as for the other client.
     found = jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"]
     assert found == "60"
-
-
-def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_ones() -> None:
     found = r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'"
     with pytest.raises(ConfigurationError, match=found):
         jdbc_properties("postgresql+psycopg2://h/db?service=mine")
-
-
-def test_parameters_of_the_address_have_precedence() -> None:
-    assert with_timeouts("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
-    expected = "connect_timeout=60&keepalives_idle"
-    assert expected in with_timeouts("postgresql+psycopg2://h/db?connect_timeout=60")
-
-
-def test_other_catalogs_are_left_alone() -> None:
-    assert with_timeouts("http://h:8181") == "http://h:8181"
-    with pytest.raises(ConfigurationError, match="expected sqlite"):
-        jdbc_properties("mysql://h/db")
 
 
 def environment(**catalog: Any) -> config.Environment:

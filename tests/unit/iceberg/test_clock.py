@@ -48,7 +48,7 @@ class World:
         return Clock(self.store if with_store else None, self.wall, self.elapsed)
 
 
-def test_a_clock_comparison_is_valid_for_minutes_without_requests() -> None:
+def test_a_clock_comparison_is_valid_for_minutes_without_requests_and_for_past_moments() -> None:
     world = World()
     one = world.clock()
     for _ in range(500):
@@ -58,6 +58,10 @@ def test_a_clock_comparison_is_valid_for_minutes_without_requests() -> None:
     world.true += COMPARED_FOR
     one.now()
     assert world.requests == 2
+    before, then = one.elapsed(), one.now()
+    world.true += timedelta(minutes=5)
+    assert one.time_of(before) == then
+    assert one.time_of(one.elapsed() + 60) == one.now()  # never ahead
 
 
 @pytest.mark.parametrize(
@@ -86,15 +90,6 @@ def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
     world.slept = timedelta(hours=7)
     assert one.now() == world.wall()
     assert world.requests == 2
-
-
-def test_a_past_moment_is_converted_by_the_current_clock() -> None:
-    world = World()
-    one = world.clock()
-    before, then = one.elapsed(), one.now()
-    world.true += timedelta(minutes=5)
-    assert one.time_of(before) == then
-    assert one.time_of(one.elapsed() + 60) == one.now()  # never ahead
 
 
 def test_small_steps_do_not_add_up_to_a_wrong_time() -> None:

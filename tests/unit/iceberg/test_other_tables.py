@@ -39,19 +39,19 @@ def test_files_count_in_the_order_of_their_micro_batches() -> None:
     log = log_of(files)
     assert names(log) == ["f0", "f1", "c", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "k"]
     assert log.through == 10
-
-
-def test_a_compact_file_has_all_before_it_and_older_ones_may_be_gone() -> None:
+    # A compact file has all before it, and older ones may be gone.
     files = {"8": lines("h"), "9.compact": lines("a", "h", "i"), "10": lines("k"), "11": "v1"}
     assert names(log_of(files)) == ["a", "h", "i", "k"]
     assert names(log_of(files | {"19.compact": lines("a", "z")})) == ["a", "z"]
-
-
-def test_files_of_writers_that_were_killed_are_ignored() -> None:
+    # Files of writers that were killed.
     files = {"0": lines("a"), ".1.6f.tmp": "v1\n{", ".0.crc": "x", "1.compact.tmp": "v1"}
     assert names(log_of(files)) == ["a"]
     with pytest.raises(Refused, match="expected log files 0 to 0, found no 0"):
         log_of({".0.crc": "x"})
+    assert names(log_of({"0": lines("a", "b"), "1": lines("a", action="delete")})) == ["b"]
+    # Paths are decoded once.
+    text = "v1\n" + json.dumps({"path": "file:///old/t=a%2520b/x.parquet", "size": 1})
+    assert log_of({"0": text}).entries == (Entry("file:///old/t=a%20b/x.parquet", 1),)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,6 @@ def test_a_log_with_a_hole_or_a_damaged_file_is_refused() -> None:
         log_of({"0": "v1\n{", "1": lines("b")})
 
 
-def test_a_file_that_the_log_deletes_does_not_count() -> None:
-    assert names(log_of({"0": lines("a", "b"), "1": lines("a", action="delete")})) == ["b"]
-
-
 def test_files_are_found_in_a_folder_that_was_copied() -> None:
     entries = (Entry("file:///old/day=1/part-a.parquet", 3), Entry("s3a://b/old/part-c.parquet", 4))
     sizes = {"day=1/part-a.parquet": 3, "day=2/part-a.parquet": 3, "part-c.parquet": 4}
@@ -89,11 +85,6 @@ def test_files_are_found_in_a_folder_that_was_copied() -> None:
         match(log, {"day=1/part-a.parquet": 3}, "old/", WHERE)
     with pytest.raises(Refused, match="found one of 5 bytes"):
         match(log, sizes | {"part-c.parquet": 5}, "old/", WHERE)
-
-
-def test_encoded_paths_are_decoded_once() -> None:
-    text = "v1\n" + json.dumps({"path": "file:///old/t=a%2520b/x.parquet", "size": 1})
-    assert log_of({"0": text}).entries == (Entry("file:///old/t=a%20b/x.parquet", 1),)
 
 
 def test_the_newest_committed_file_of_each_group_is_a_hudi_tables() -> None:

@@ -126,7 +126,7 @@ def test_metadata_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         one.table()
 
 
-def test_the_newest_metadata_of_each_table_is_kept() -> None:
+def test_the_newest_metadata_of_each_table_is_kept_once() -> None:
     parsed = pyiceberg_fixes._Parsed()
     count = pyiceberg_fixes._MOST_TABLES + 1
     tables = [TableMetadataV2(**_minimal_metadata(str(uuid4()))) for _ in range(count)]
@@ -140,9 +140,6 @@ def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed.keep(texts[-1], tables[-1])
     expected = {newer.model_dump_json(), *texts[2:]}
     assert set(parsed._known) == expected, "the table that was used longest ago is gone"
-
-
-def test_the_same_text_is_kept_once() -> None:
     parsed = pyiceberg_fixes._Parsed()
     table = TableMetadataV2(**_minimal_metadata(str(uuid4())))
     text = table.model_dump_json()

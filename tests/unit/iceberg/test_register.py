@@ -262,16 +262,14 @@ def candidate(number: int, updated: int, *past: int) -> Candidate:
     return Candidate(path, updated, frozenset(p.removeprefix("s3://") for p in others))
 
 
-def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
+def test_a_file_precedes_its_previous_ones_and_the_chain_that_was_written_last_is_first() -> None:
     ordered = newest_first([candidate(1, 900), candidate(2, 950, 1), candidate(3, 400, 1, 2)])
     assert [c.number for c in ordered] == [3, 2, 1]
-
-
-def test_the_chain_that_was_written_last_comes_first_whatever_its_number() -> None:
-    # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
     past = ((5, 500, 1, 2, 3), (4, 700, 2, 30), (2, 200, 1), (30, 600, 2))
     ordered = newest_first([candidate(*of) for of in past])
     assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
+    broken = replace(candidate(9, 0), broken="cut off")
+    assert newest_first([broken, candidate(1, 10)])[-1] is broken
 
 
 def test_a_file_of_a_failed_creation_is_not_the_table(lake: StreamLake) -> None:
@@ -286,8 +284,3 @@ def test_a_file_of_a_failed_creation_is_not_the_table(lake: StreamLake) -> None:
     lost = lose_catalog(lake)
     apply(lost, register=True)
     assert lost.table().metadata == before
-
-
-def test_a_file_that_cannot_be_read_comes_last() -> None:
-    broken = replace(candidate(9, 0), broken="cut off")
-    assert newest_first([broken, candidate(1, 10)])[-1] is broken
