@@ -220,7 +220,7 @@ class StreamLake:
         tx = Transaction(table)
         tx.update_snapshot(branch=branch).fast_append().commit()
         self.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
-        return heads(self.table())[branch]
+        return self.table().metadata.refs[branch].snapshot_id
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:

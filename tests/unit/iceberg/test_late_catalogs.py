@@ -14,10 +14,7 @@ from lakes import FIRST, StreamLake, new_lake
 from rest_stand_in import Rest, running_rest
 
 from anabranch.common.errors import Transient
-from anabranch.iceberg import expiry, snapshots
-from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.iceberg.snapshots import BRANCHES, has_landed
+from anabranch.iceberg import commits, expiry, snapshot_writer, snapshots
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 # The number of requests that a client sends for one commit by itself.
@@ -74,7 +71,7 @@ def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[No
 
 def readable(lake: StreamLake) -> bool:
     table = lake.table()
-    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in snapshots.BRANCHES])
     return all(Path(path.removeprefix("file://")).exists() for path in paths)
 
 
@@ -89,14 +86,14 @@ def test_a_publish_that_lands_late_is_refused_only_when_it_cannot_land_any_more(
         outcome = lake.publish(publish)
     assert server.hold == 0, "the hazard did not happen"
     assert server.landed + server.refused == ASKED[kind], "the hazard did not happen"
-    assert (outcome is Outcome.LANDED) == (server.landed == 1)
+    assert (outcome is commits.Outcome.LANDED) == (server.landed == 1)
     if looks == 1:
-        assert outcome is Outcome.LANDED
-    assert looks is not None or outcome is Outcome.REFUSED
-    if outcome is Outcome.REFUSED:
+        assert outcome is commits.Outcome.LANDED
+    assert looks is not None or outcome is commits.Outcome.REFUSED
+    if outcome is commits.Outcome.REFUSED:
         assert lake.rows("main") == []
         again = lake.publish(lake.speed(staged, {0: 3}))
-        assert again is Outcome.LANDED, "its manifests are still there"
+        assert again is commits.Outcome.LANDED, "its manifests are still there"
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert lake.state().position.offsets == {0: 3}
     assert readable(lake)
@@ -108,8 +105,8 @@ def test_others_stage_meanwhile_and_it_lands(lake: StreamLake, kind: str) -> Non
     other = lake.stage([(FIRST, 0, 9)])
     assert lake.state().heads == state.heads
     outcome = lake.publish(lake.speed(staged, {0: 3}, state), state)
-    assert outcome is (Outcome.LANDED if lake.rows("main") else Outcome.REFUSED)
-    if outcome is Outcome.REFUSED:
+    assert outcome is (commits.Outcome.LANDED if lake.rows("main") else commits.Outcome.REFUSED)
+    if outcome is commits.Outcome.REFUSED:
         lake.land(lake.speed(staged, {0: 3}))
     assert lake.rows("main") == ROWS
     assert snapshots.find_staged(lake.table(), other.wap_id) is not None
@@ -120,10 +117,10 @@ def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: St
     staged, state = lake.stage(ROWS), lake.state()
     deletes = expire_all(lake)
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
-    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
+    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is commits.Outcome.REFUSED
     assert (lake.rows("main"), lake.state().position.offsets) == ([], {0: 0})
     lake.serve(ROWS, {0: 3})
-    delete_quietly(lake.table(), deletes)
+    snapshot_writer.delete_quietly(lake.table(), deletes)
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert not [name for name in lake.table().metadata.refs if name.startswith(snapshots.STAGED)]
 
@@ -151,7 +148,7 @@ def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_not
     else:
         with pytest.raises(Transient, match="expected to learn whether it landed"):
             lake.publish(publish, state)
-        assert not has_landed(lake.table(), publish.id), "the hazard did not happen"
+        assert not snapshots.has_landed(lake.table(), publish.id), "the hazard did not happen"
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert readable(lake)
 
@@ -161,6 +158,6 @@ def test_a_refused_publish_leaves_its_manifests_to_maintenance(lake: StreamLake)
     state = lake.state()
     lake.land(lake.speed(staged[0], {0: 1}, state), state)
     found = lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again())
-    assert found is Outcome.REFUSED
+    assert found is commits.Outcome.REFUSED
     assert lake.rows("main") == [(FIRST, 0, 0)]
     assert readable(lake)

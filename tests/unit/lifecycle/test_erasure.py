@@ -17,7 +17,7 @@ from lakes import DDL, FIRST, new_environment, new_lake, new_state, record, stag
 from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.common.fail_points import Step
@@ -33,10 +33,8 @@ from anabranch.lifecycle.erasure.rows import Found
 from anabranch.lifecycle.erasure.search import Values
 from anabranch.lifecycle.erasure.status import read_statuses, status_lines
 from anabranch.lifecycle.maintenance import maintain
-from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
-from anabranch.offsets.position import Position, Topic
-from anabranch.protocol import apply, erasure
-from anabranch.protocol.dead_letters import waiting_speed
+from anabranch.offsets import hours, position
+from anabranch.protocol import apply, dead_letters, erasure
 from anabranch.protocol.erasure import load_filter
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.publisher import Publisher
@@ -52,7 +50,7 @@ class Starts(Broker):
 
     start: int = 0
 
-    def log_starts(self, topic: Topic) -> dict[int, int]:
+    def log_starts(self, topic: position.Topic) -> dict[int, int]:
         return dict.fromkeys(topic.partitions, self.start)
 
 
@@ -288,11 +286,21 @@ def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
     assert status.is_certificate
 
 
-def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_branch_of_another_program_is_named_and_stays(
+    people: People, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    if moves:
+        monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
     table = people.lake.table()
     main = table.metadata.refs["main"].snapshot_id
     table.manage_snapshots().create_branch(main, "theirs").commit()
     people.erase(replace(ORDER, until=timedelta(0)))
+    if moves:
+        before = people.lake.state().erasures.changed
+        made = people.lake.table().snapshot_by_id(people.lake.foreign_commit("theirs"))
+        assert made is not None and before is not None
+        assert made.timestamp_ms > before.timestamp() * 1000
     later = datetime.now(UTC) + timedelta(days=3)
     maintain(people.job, later)
     [status] = read_statuses(people.job, later)
@@ -321,26 +329,6 @@ def test_a_branch_set_back_is_named_and_searched_again(people: People) -> None:
     assert "set back" not in read_statuses(people.job, datetime.now(UTC))[0].left[0]
 
 
-def test_a_branch_moved_since_is_named(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
-    table = people.lake.table()
-    main = table.metadata.refs["main"].snapshot_id
-    table.manage_snapshots().create_branch(main, "theirs").commit()
-    people.erase(replace(ORDER, until=timedelta(0)))
-    table, before = people.lake.table(), people.lake.state().erasures.changed
-    transaction = Transaction(table)
-    transaction.update_snapshot(branch="theirs").fast_append().commit()
-    updates = tuple(transaction._updates)
-    people.lake.lake.catalog.commit_table(table, tuple(transaction._requirements), updates)
-    moved = people.lake.table().metadata.refs["theirs"].snapshot_id
-    made = people.lake.table().snapshot_by_id(moved)
-    assert made is not None and before is not None and made.timestamp_ms > before.timestamp() * 1000
-    later = datetime.now(UTC) + timedelta(days=3)
-    maintain(people.job, later)
-    [status] = read_statuses(people.job, later)
-    assert [(holder.name, holder.until) for holder in status.holders] == [("branch theirs", None)]
-
-
 @pytest.mark.parametrize(
     "step", [Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED], ids=lambda step: step.label
 )
@@ -356,7 +344,7 @@ def _replaced(people: People) -> list[str]:
     return [path for row in rows if row.erasure is not None for path in row.erasure["files"]]
 
 
-def test_what_an_order_needs(people: People) -> None:
+def test_what_an_order_needs_and_whole_numbers_as_the_column_has_them(people: People) -> None:
     found = "expected a column of type STRING, INT or BIGINT, found date"
     with pytest.raises(ConfigurationError, match=found):
         people.erase(replace(ORDER, column="event_date"))
@@ -366,9 +354,6 @@ def test_what_an_order_needs(people: People) -> None:
     with pytest.raises(ConfigurationError, match=r"erasure\.key: expected a secret"):
         run.erase(job, Publisher(job.lake, job.stream), ORDER)
     assert people.lake.state().erasures == Erasures()
-
-
-def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -> None:
     for value in ("--5", "007", "+7", "7.0", " 7", "x", "-0", "٣"):
         found = "expected whole numbers without leading zeros, such as 4711"
         with pytest.raises(ConfigurationError, match=found):
@@ -430,13 +415,13 @@ def test_records_of_open_transactions_were_accepted_before_the_request(people: P
 
 
 def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> None:
-    opened, before = Timeline(FIRST, FIRST, {}), Position("", {})
+    opened, before = hours.Timeline(FIRST, FIRST, {}), position.Position("", {})
     waiting = new_state(opened, position=before, erasures=Erasures((ONE,)))
     assert not erasure.is_read(waiting, ONE)
     over = replace(waiting, erasures=Erasures((replace(ONE, done=NOW),)))
     assert erasure.plan_forget(over, {0: 9}, {"e"}, "id", NOW + timedelta(days=31)) is None
-    assert erasure.is_read(replace(waiting, position=Position("t", {0: 10})), ONE)
-    assert erasure.is_read(replace(waiting, position=Position("u", {})), ONE)
+    assert erasure.is_read(replace(waiting, position=position.Position("t", {0: 10})), ONE)
+    assert erasure.is_read(replace(waiting, position=position.Position("u", {})), ONE)
 
 
 def test_letters_leave_in_several_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,9 +477,9 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert scan(people.job, Values.of("n", {"0"})).hits == ()
     assert read_statuses(people.job, later)[0].is_certificate
     # Twice is once.
-    heads = people.lake.state().heads
-    assert people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == Found()
-    assert people.lake.state().heads == heads
+    again = run.ErasureRequest("n", frozenset({"0"}), "case 4711")
+    with people.lake.unmoved():
+        assert people.erase(again).removed == Found()
 
 
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -503,10 +488,9 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     # An editor on Windows writes this.
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
-    heads = people.lake.state().heads
     assert run.find(people.job, replace(ORDER, values=frozenset({"dora"}))) == Found()
-    assert "would erase 4 rows and 2 dead letters of 2 hours" in said(*given, "--dry-run")
-    assert people.lake.state().heads == heads
+    with people.lake.unmoved():
+        assert "would erase 4 rows and 2 dead letters of 2 hours" in said(*given, "--dry-run")
     assert "removed 4 rows and 2 dead letters" in said(*given)
     found = said("erasures", "events", "--verify", expect=1)
     assert "a scan of every branch found 0 rows" in found
@@ -517,7 +501,7 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "removed 0 rows" in again and "--again erases those since" in again
 
 
-def test_a_layer_leaves_out_values_and_places(people: People) -> None:
+def test_a_layer_leaves_out_values_and_places_by_the_key_of_the_request(people: People) -> None:
     people.erase()
     job, state = people.job, people.lake.state()
     ranges: Any = {FIRST: {0: (0, 8)}, NEXT: {0: (8, 20)}}
@@ -531,20 +515,15 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
     found = load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})
     assert found == ()
     assert not state.erasures.marks(NEXT, "t", {0: (12, 20)})
-
-
-def test_a_key_that_is_missing(people: People) -> None:
-    people.erase()
-    job, state, key = people.job, people.lake.state(), SecretStr("another key of tests")
-    ranges: Any = {FIRST: {0: (0, 8)}}
+    key, ranges = SecretStr("another key of tests"), {FIRST: {0: (0, 8)}}
     changed = job.environment.model_copy(update={"erasure": ErasureKeys(key=(key,))})
     with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.key`"):
         load_filter(changed, job.stream, job.ledger, state, "t", ranges)
     assert job.environment.erasure is not None
     keys = ErasureKeys(key=(key, *job.environment.erasure.key))
     both = changed.model_copy(update={"erasure": keys})
-    left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
-    assert left_out[0].values[0].matches("anna")
+    both_left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
+    assert both_left_out[0].values[0].matches("anna")
 
 
 def made_of(job: Job, source: object, secret: str | None = None) -> Job:
@@ -612,13 +591,13 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
 def test_an_erasure_is_kept_with_the_archive(people: People, hour: str, is_over: bool) -> None:
     """A record whose bytes show no value would be a row again, from the archive."""
     state, one = people.lake.state(), people.erase().erasure
-    accepted = {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))}
+    accepted = {NEXT: Accepted(1, hours.Cut("t", {0: (12, 20)}))}
     state = replace(people.lake.state(), accepted=people.lake.state().accepted | accepted)
     plan = partial(erasure.plan_forget, state, {0: 12}, {one.id}, "id", NOW + timedelta(days=400))
     assert plan() is not None
     assert (plan([hour]) is not None) == is_over
     # An hour about which nothing is known may contain any of its records.
-    assert plan([shift(NEXT, 1)]) is None
+    assert plan([hours.shift(NEXT, 1)]) is None
 
 
 ONE = Erasure("e", "id", NOW, NOW + timedelta(days=30), NEXT, "t", {0: 10})
@@ -639,13 +618,13 @@ def test_an_erasure_is_of_the_past(hour: str, topic_id: str, ranges: Any, covere
 
 def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path) -> None:
     """The hazard: the topic was made again with fewer partitions, and adopted."""
-    left = Adoption(FIRST, "old", {0: 0})
-    lake = new_lake(tmp_path, timeline=Timeline(FIRST, NEXT, {0: 0}, adoptions=(left,)))
+    left = hours.Adoption(FIRST, "old", {0: 0})
+    lake = new_lake(tmp_path, timeline=hours.Timeline(FIRST, NEXT, {0: 0}, adoptions=(left,)))
     code = {"topic_id": "old", "layer": "speed", "error_code": "malformed_json"}
     letter = record(FIRST, 7, 1, b"7-0 and more", **code)
     dead = stage(lake.lake, lake.stream.dead_letters_table, [letter], protected=True)
     staged = lake.stage([(FIRST, 7, 0), (FIRST, 0, 0)])
-    publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
+    publish = lake.speed(staged, {0: 0}, dead_letters=(dead_letters.waiting_speed(dead, NOW),))
     lake.land(publish)
     job = job_of(lake.environment, lake.lake, records=0)
     order = run.ErasureRequest("id", frozenset({"7-0"}), "case 4711")

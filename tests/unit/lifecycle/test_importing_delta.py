@@ -293,11 +293,14 @@ def test_unsupported_features_are_refused(lake: StreamLake, feature: str, found:
     refuse(found, lake)
 
 
-def test_a_log_with_a_hole_is_refused(lake: StreamLake) -> None:
+def test_a_log_with_a_hole_and_a_source_without_one_are_refused(lake: StreamLake) -> None:
     for n in range(2):
         write_deltalake(source(lake), rows_of([(f"c{n}", n, LAST)]), mode="append")
     Path(source(lake), f"_delta_log/{1:020}.json").unlink()
     refuse("version 2: expected a log from which the version can be read, found", lake)
+    shutil.rmtree(Path(source(lake), "_delta_log"))
+    found = "expected a Delta table, of which --version 1 is one, found a folder without"
+    refuse(found, lake, version=1)
 
 
 def test_partitions_by_binary_values_and_tables_without_rows_are_refused(lake: StreamLake) -> None:
@@ -314,12 +317,6 @@ def test_the_missing_extra_is_named(lake: StreamLake, monkeypatch: pytest.Monkey
     found = r"found no deltalake; run `pip install 'anabranch\[delta\]'`"
     with pytest.raises(ConfigurationError, match=found):
         planned(lake)
-
-
-def test_a_version_of_another_source_is_refused(lake: StreamLake) -> None:
-    shutil.rmtree(Path(source(lake), "_delta_log"))
-    found = "expected a Delta table, of which --version 1 is one, found a folder without"
-    refuse(found, lake, version=1)
 
 
 def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_behind_it() -> None:

@@ -52,7 +52,23 @@ def test_a_release_leaves_what_lies_on_either_side() -> None:
     assert span_words(left.holds)[0] == expected
 
 
-def test_a_hold_may_be_without_an_end() -> None:
+def test_the_newest_record_of_any_branch_counts() -> None:
+    held = Holds((one(H[1], H[1]),), AT)
+    released = held.without(H[1], H[1], AT + timedelta(hours=1))
+    said = [{HOLDS: held.to_json()}, {HOLDS: released.to_json()}, {}]
+    assert Holds.of_branches(said) == Holds.of_branches(said[::-1]) == released
+    assert Holds.from_properties({HOLDS: held.to_json()}) == held
+    assert Holds.of_branches([{}]) == Holds()
+
+
+def test_what_a_hold_with_or_without_an_end_and_a_release_change() -> None:
+    state = accepted_state(expired=Expired(H[10], ()))
+    held = plan_hold(state, H[12], H[14], ACT, False)
+    assert held is not None and held.holds == (one(H[12], H[14]),)
+    assert plan_hold(replace(state, holds=held), H[12], H[14], ACT, False) is None
+    assert plan_hold(state, H[12], H[14], ACT, True) is None
+    with pytest.raises(Refused, match=f"found that {H[9]} has expired"):
+        plan_hold(state, H[9], H[12], ACT, False)
     state = accepted_state(expired=Expired(H[3], ((H[1], H[1]),)))
     held = plan_hold(state, H[3], "9999-12-31T23", ACT, release=False)
     assert held is not None and held.of("2300-01-01T00") is not None
@@ -63,25 +79,6 @@ def test_a_hold_may_be_without_an_end() -> None:
     with pytest.raises(Refused, match=f"found that {H[2]} has expired"):
         plan_hold(state, H[1], H[2], ACT, release=False)
     assert plan_hold(state, H[1], H[1], ACT, release=False) is not None
-
-
-def test_the_newest_record_of_any_branch_counts() -> None:
-    held = Holds((one(H[1], H[1]),), AT)
-    released = held.without(H[1], H[1], AT + timedelta(hours=1))
-    said = [{HOLDS: held.to_json()}, {HOLDS: released.to_json()}, {}]
-    assert Holds.of_branches(said) == Holds.of_branches(said[::-1]) == released
-    assert Holds.from_properties({HOLDS: held.to_json()}) == held
-    assert Holds.of_branches([{}]) == Holds()
-
-
-def test_what_a_hold_and_a_release_change() -> None:
-    state = accepted_state(expired=Expired(H[10], ()))
-    held = plan_hold(state, H[12], H[14], ACT, False)
-    assert held is not None and held.holds == (one(H[12], H[14]),)
-    assert plan_hold(replace(state, holds=held), H[12], H[14], ACT, False) is None
-    assert plan_hold(state, H[12], H[14], ACT, True) is None
-    with pytest.raises(Refused, match=f"found that {H[9]} has expired"):
-        plan_hold(state, H[9], H[12], ACT, False)
 
 
 @pytest.mark.parametrize(
