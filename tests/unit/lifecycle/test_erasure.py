@@ -298,7 +298,8 @@ def test_a_branch_of_another_program_is_named_and_stays(
     people.erase(replace(ORDER, until=timedelta(0)))
     if moves:
         before = people.lake.state().erasures.changed
-        made = people.lake.table().snapshot_by_id(people.lake.foreign_commit("theirs"))
+        moved = people.lake.foreign_commit("theirs")
+        made = people.lake.table().snapshot_by_id(moved)
         assert made is not None and before is not None
         assert made.timestamp_ms > before.timestamp() * 1000
     later = datetime.now(UTC) + timedelta(days=3)
