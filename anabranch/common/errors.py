@@ -86,7 +86,7 @@ class MetadataGone(ConfigurationError):
 
 
 class FileGone(ConfigurationError):
-    """A table names a data file that storage does not have."""
+    """A table names a file that storage does not have, or not whole."""
 
 
 class TableMissing(Terminal):

@@ -101,6 +101,7 @@ pyiceberg_fixes.share_readers()
 pyiceberg_fixes.share_writers()
 pyiceberg_fixes.write_one_block()
 pyiceberg_fixes.bound_texts()
+pyiceberg_fixes.name_damaged_files()
 
 
 def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:

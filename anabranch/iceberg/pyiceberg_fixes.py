@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache, wraps
+from io import BytesIO
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import UUID
 
 import pyiceberg.avro.file
 import pyiceberg.io.pyarrow
 import pyiceberg.manifest
-from pyiceberg.avro.file import AvroFileHeader, AvroOutputFile
+from pyiceberg.avro.file import MAGIC, AvroFile, AvroFileHeader, AvroOutputFile, D
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_writer, resolve_reader, resolve_writer
 from pyiceberg.io import OutputFile
@@ -30,6 +32,9 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from anabranch.common.errors import FileGone
+from anabranch.common.remote_errors import one_line
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -161,6 +166,47 @@ def bound_texts() -> None:
     """Make upper bounds of texts step over surrogates, which no text may contain: PyIceberg fails
     on a text whose last character within the bound is U+D7FF."""
     pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined]
+
+
+def name_damaged_files() -> None:
+    """Make reading a manifest, or a list of them, that is not whole raise FileGone with its name.
+    PyIceberg's decoder reads past the end of a file that was cut short, and raises any error."""
+    pyiceberg.manifest.AvroFile = _WholeFile  # type: ignore[attr-defined]
+
+
+class _WholeFile(AvroFile[D]):
+    """An Avro file that begins with Avro's magic bytes and ends with its sync marker."""
+
+    def __enter__(self) -> _WholeFile[D]:
+        with self.input_file.open() as stream:
+            data = stream.read()
+        # The bytes that are checked are those that are decoded, without a second request.
+        read: Any = SimpleNamespace(location=self.input_file.location, open=lambda: BytesIO(data))
+        self.input_file = read
+        if not data.startswith(MAGIC):
+            raise _damaged(read.location, f"a file that begins with {data[:8]!r}")
+        try:
+            super().__enter__()
+        except Exception as error:
+            raise _damaged(read.location, one_line(error)) from error
+        if not data.endswith(self.header.sync):
+            raise _damaged(read.location, "a file that was cut short")
+        return self
+
+    def __next__(self) -> D:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except Exception as error:
+            raise _damaged(self.input_file.location, one_line(error)) from error
+
+
+def _damaged(location: str, found: str) -> FileGone:
+    return FileGone(
+        f"{location}: expected a whole manifest, or list of them, found {found}; restore it from a "
+        'version of the bucket or a backup: docs/runbooks.md, "A manifest is gone"'
+    )
 
 
 def _upper_bound(value: str, trunc_length: int | None) -> str | None:

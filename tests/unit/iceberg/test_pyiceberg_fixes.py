@@ -3,6 +3,7 @@ was; what PyIceberg builds for each file is built once for each schema, and is w
 
 import inspect
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from pyiceberg.table.update import SetPropertiesUpdate, SetStatisticsUpdate, upd
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from scale import ScaledStream
 
-from anabranch.common.errors import MetadataGone
+from anabranch.common.errors import FileGone, MetadataGone
 from anabranch.iceberg import pyiceberg_fixes
+from anabranch.iceberg.files import find_lost_files
 from anabranch.iceberg.pyiceberg_fixes import LISTS_OF_PARTS, PARTS
 from anabranch.iceberg.snapshot_writer import ManifestWriter
+from anabranch.iceberg.snapshots import head
 from anabranch.offsets.hours import Timeline
 
 
@@ -273,3 +276,31 @@ def test_a_manifests_entries_are_one_block(tmp_path: Path, monkeypatch: pytest.M
     length_before, entries_before = written()
     assert entries == entries_before and len(entries) == 100
     assert 3 * length < length_before, "PyIceberg writes blocks by itself: remove write_one_block"
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "manifest"])
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda whole: b"", "a file that begins with b''"),
+        (lambda whole: b"<html>" + whole, "a file that begins with b'<html>Ob'"),
+        (lambda whole: whole[:-10], "a file that was cut short"),
+        (lambda whole: whole.replace(b"deflate", b"deflatx"), "ValueError: Unsupported codec: d"),
+    ],
+    ids=["empty", "another", "cut short", "of another codec"],
+)
+def test_a_damaged_manifest_is_named(
+    tmp_path: Path, is_list: bool, damage: Callable[[bytes], bytes], found: str
+) -> None:
+    one = new_lake(tmp_path)
+    one.serve([(FIRST, 0, o) for o in range(9)], {0: 9})
+    table = one.table()
+    snapshot = head(table, "main")
+    [manifest, *_] = snapshot.manifests(table.io)
+    path = snapshot.manifest_list if is_list else manifest.manifest_path
+    file = Path(urlparse(path).path)
+    file.write_bytes(damage(file.read_bytes()))
+    expected = f"{path}: expected a whole manifest, or list of them, found {found}"
+    with pytest.raises(FileGone, match=re.escape(expected)) as raised:
+        find_lost_files(table)
+    assert raised.value.exit_code == 2
