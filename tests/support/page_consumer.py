@@ -21,19 +21,20 @@ def code_of_page(section: str) -> str:
 
 @contextmanager
 def consumer(one: World, own: Path) -> Iterator[None]:
-    """Run the page's consumer into its own database, and kill it at the end of the `with`."""
+    """Run the page's consumer into its own database, and kill it at the end of the `with`, which
+    begins when its modules are loaded."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
-    follow = "follow(sys.argv[1], sqlite3.connect(sys.argv[2]))"
+    follow = "print(flush=True)\nfollow(sys.argv[1], sqlite3.connect(sys.argv[2]))"
     code = f"import sqlite3, sys\n{code_of_page('## Python')}\n{follow}"
     command = [sys.executable, "-c", code, one.name, str(own)]
-    process = subprocess.Popen(command, env=environment)
-    try:
-        yield
-        assert process.poll() is None, "expected the consumer to follow until it is killed"
-    finally:
-        process.kill()
-        process.wait(30)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield
+            assert process.poll() is None, "expected the consumer to follow until it is killed"
+        finally:
+            process.kill()
 
 
 def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int, str]]]:
