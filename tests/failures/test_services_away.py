@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +131,7 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     one = behind(kafka=proxied_kafka.bootstrap_servers)
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
-    cuts = _once(proxied_kafka.proxy.cut)
+    cuts = cache(proxied_kafka.proxy.cut)
     where, name = (source, "read_ranges") if reader == "spark" else (KafkaAdapter, "read_records")
     real = getattr(where, name)
 
@@ -212,7 +214,7 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
     # Not the metadata: Iceberg tries to load it twenty times, for two minutes, before Spark hears
     # of it.
     flaky_s3.ending = ".parquet"
-    fails = _once(lambda: setattr(flaky_s3, "faults", {"503": 1.0}))
+    fails = cache(lambda: setattr(flaky_s3, "faults", {"503": 1.0}))
     real = hours_of_batch.run_suite
 
     def run_suite(*arguments: object) -> object:
@@ -239,7 +241,7 @@ def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     one.batch()
-    cuts = _once(proxied_s3.cut)
+    cuts = cache(proxied_s3.cut)
 
     def reach(step: Step) -> None:
         if step is Step.BATCH_PUBLISHED:
@@ -310,21 +312,28 @@ def test_postgres_restarted_in_the_middle_of_a_publish(
     _assert_exact(one, caplog)
 
 
-def test_postgres_publish_that_lands_and_whose_answer_is_lost(
-    behind: Make, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("staged", [False, True], ids=["publish", "stage"])
+def test_postgres_commit_that_lands_and_whose_answer_is_lost(
+    behind: Make,
+    postgres: Postgres,
+    proxied_postgres: Proxy,
+    caplog: pytest.LogCaptureFixture,
+    staged: bool,
 ) -> None:
-    one = _on_postgres(behind, postgres, proxied_postgres, staged=False)
+    one = _on_postgres(behind, postgres, proxied_postgres, staged)
     with speed_running(one):
         with postgres.holding_commits():
-            wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
+            wait_for(lambda: postgres.waiting_commits() == 1, "it to be inside its COMMIT")
             proxied_postgres.cut()
         # The server has not noticed that its client is gone: it commits.
-        wait_for(lambda: postgres.waiting_commits() == 0, "the publish to go on")
-        wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
+        wait_for(lambda: postgres.waiting_commits() == 0, "it to go on")
+        if not staged:
+            wait_for(lambda: bool(lines(caplog, LOST)), "it to find that its answer is lost")
         proxied_postgres.restore()
         one.await_published(500)
-    assert lines(caplog, HAD_LANDED)
-    assert not lines(caplog, HAD_NOT_LANDED)
+    if not staged:
+        assert lines(caplog, HAD_LANDED)
+        assert not lines(caplog, HAD_NOT_LANDED)
     _assert_exact(one, caplog)
 
 
@@ -344,20 +353,6 @@ def test_postgres_that_accepts_and_does_not_answer(
     assert time.monotonic() - began < 20
     proxied_postgres.restore()
     assert not lake.exists("games.events")
-
-
-def test_postgres_stage_that_lands_and_whose_answer_is_lost(
-    behind: Make, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = _on_postgres(behind, postgres, proxied_postgres, staged=True)
-    with speed_running(one):
-        with postgres.holding_commits():
-            wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
-            proxied_postgres.cut()
-        wait_for(lambda: postgres.waiting_commits() == 0, "the stage to go on")
-        proxied_postgres.restore()
-        one.await_published(500)
-    _assert_exact(one, caplog)
 
 
 def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
@@ -460,37 +455,16 @@ def test_a_command_without_spark_fails_within_seconds(
         assert "transient, try again" in result.output, command
 
 
-def _once(action: Callable[[], None]) -> Callable[[], None]:
-    """A function that acts the first time that it is called."""
-    left = [action]
-
-    def act() -> None:
-        if left:
-            left.pop()()
-
-    return act
-
-
 @contextmanager
 def _mended_after_a_failure(
     fault: Proxy | FlakyS3, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
     """Restore the service once a failure was logged with its next try."""
-    import threading
-
-    def restore() -> None:
-        await_failure(caplog)
-        if hasattr(fault, "restore"):
-            fault.restore()
-        else:
-            fault.faults = {}
-
-    thread = threading.Thread(target=restore)
-    thread.start()
-    try:
+    mend = getattr(fault, "restore", None) or partial(setattr, fault, "faults", {})
+    with ThreadPoolExecutor() as threads:
+        mended = threads.submit(lambda: (await_failure(caplog), mend()))
         yield
-    finally:
-        thread.join(timeout=120)
+    mended.result()
     assert lines(caplog, TRIED_AGAIN)
 
 
