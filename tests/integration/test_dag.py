@@ -1,14 +1,14 @@
 """The Airflow DAG under `dag.test()`, against the real services, in a process of its own."""
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lineage_receiver import LineageReceiver, running_receiver
-from world import World, past_hour, spread
+from programs import output_of
+from world import Make, past_hour, spread
 
 from anabranch.offsets.hours import end_of
 
@@ -39,8 +39,7 @@ def airflow(tmp_path: Path) -> dict[str, str]:
         "ANABRANCH_COMMAND": f"{sys.executable} -m anabranch.cli",
     }
     home.mkdir()
-    migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
-    subprocess.run(migrate, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    output_of(sys.executable, "-m", "airflow", "db", "migrate", env=environment)
     return environment
 
 
@@ -52,7 +51,7 @@ def receiver() -> Iterator[LineageReceiver]:
 
 @pytest.mark.full
 def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
-    world: Callable[..., World], airflow: dict[str, str], receiver: LineageReceiver
+    world: Make, airflow: dict[str, str], receiver: LineageReceiver
 ) -> None:
     one = world()
     export = one.folder / "export"
@@ -65,19 +64,11 @@ def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
     # A run after an interval is named by its end: the data interval is the hour before.
     command += [f"anabranch_hourly__{one.name}", end_of(hour).isoformat()]
     environment = airflow | {"ANABRANCH_CONF": str(one.folder)}
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-    assert "STATES success" in done.stdout
+    assert "STATES success" in output_of(*command, env=environment, seconds=400)
     assert one.state.is_accepted(hour)
     assert one.contents() == one.acknowledged()
-    start, complete = receiver.events
-    assert (receiver.problems, start["eventType"], complete["eventType"]) == (
-        [],
-        "START",
-        "COMPLETE",
-    )
+    assert receiver.problems == []
+    assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
     # Airflow has no OpenLineage provider here, which would name the task's run.
-    assert "parent" not in complete["run"]["facets"]
+    assert "parent" not in receiver.events[-1]["run"]["facets"]
     assert (export / f"date={hour[:10]}" / f"hour={hour[11:]}" / "_SUCCESS").exists()

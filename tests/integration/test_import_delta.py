@@ -1,18 +1,17 @@
 """A Delta table on S3 is imported, while it is written on, and the stream goes on from Kafka."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from imports import assert_exact, import_from, values_of
+from imports import assert_exact, import_from, records_of, values_of
 from pyspark.sql import SparkSession
-from world import SCHEMA, World, past_hour, spread
+from world import Make, World, past_hour, spread
 
 from anabranch.offsets.hours import shift
 
-Make = Callable[..., World]
 PARTITIONS = ["day", "player"]
 
 
@@ -27,19 +26,9 @@ def access_to(one: World) -> dict[str, str]:
     }  # fmt: skip
 
 
-def records_of(one: World, spark: SparkSession) -> pa.Table:
+def records_by_day(one: World, spark: SparkSession) -> pa.Table:
     """Kafka's records as another job would have written them, with their places and their day."""
-    servers = one.job.environment.kafka.bootstrap_servers
-    records = (
-        spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", one.name)
-    )
-    value = f"from_json(CAST(value AS STRING), '{SCHEMA.replace(' NOT NULL', '')}') AS v"
-    rows = records.load().selectExpr(value, "partition", "offset", "timestamp")
-    found = rows.selectExpr(
-        "v.*", "partition", "offset", "timestamp", "CAST(timestamp AS DATE) AS day"
-    ).toArrow()
+    found = records_of(one, spark).selectExpr("*", "CAST(timestamp AS DATE) AS day").toArrow()
     return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
@@ -62,7 +51,7 @@ def test_a_delta_table_in_use_is_imported(world: Make, spark: SparkSession) -> N
     def write(rows: pa.Table, mode: str = "append") -> None:
         write_deltalake(location, rows, mode=mode, partition_by=PARTITIONS, storage_options=access)
 
-    records = records_of(one, spark)
+    records = records_by_day(one, spark)
     # A first try that was overwritten, appends of a few rows, and a compaction: their files stay in
     # storage.
     write(records.slice(0, 120))

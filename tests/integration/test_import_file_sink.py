@@ -1,5 +1,4 @@
-"""The folder of a real query of Spark's file sink is imported, and the stream goes on from
-Kafka."""
+"""The folder of a real query of Spark's file sink is imported; the stream goes on."""
 
 import json
 import os
@@ -7,23 +6,21 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import file_sink_query
 import pytest
+from budget import full
 from commands import call, run, run_into
-from imports import assert_exact, import_from, values_of
+from imports import assert_exact, import_from, records_of, values_of
 from pyspark.sql import SparkSession
-from world import SCHEMA, World, past_hour, spread
+from world import Make, World, past_hour, spread
 
 from anabranch.iceberg.s3 import open_store
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
 from anabranch.spark import session
-
-Make = Callable[..., World]
 
 
 def upload(one: World, folder: Path) -> str:
@@ -35,52 +32,9 @@ def upload(one: World, folder: Path) -> str:
     return f"s3://tests/old/{one.name}"
 
 
-def with_four_hours(world: Make) -> tuple[World, str]:
-    """A stream without tables whose topic has 200 records; and the first hour of these."""
-    one, old = world(partitions=2), past_hour(5)
-    for number in range(4):
-        one.send(spread(shift(old, number), 50, f"h{number}"))
-    return one, old
-
-
-@pytest.mark.full
-def test_a_file_sinks_folder_is_imported(world: Make, spark: SparkSession, tmp_path: Path) -> None:
-    one, old = with_four_hours(world)
-    folder = tmp_path / "sink"
-    session = spark.newSession()
-    for key, value in file_sink_query.LOG.items():
-        session.conf.set(key, value)
-    file_sink_query.write(session, folder, one.name, one.job.environment.kafka.bootstrap_servers)
-    # Nothing but the compact file has the files of the first micro-batches.
-    log = {path.name for path in (folder / "_spark_metadata").glob("[0-9]*")}
-    assert log == {"2.compact", "3", "4"}
-    by_spark = spark.read.parquet(str(folder)).collect()
-    assert len(by_spark) == 200
-    # What micro-batches leave that are killed: a file that no log file lists, and one that is cut
-    # short.
-    again = spark.createDataFrame(by_spark[:30], spark.read.parquet(str(folder)).schema)
-    again.coalesce(1).write.parquet(str(tmp_path / "again"))
-    for path in (tmp_path / "again").glob("part-*.parquet"):
-        path.rename(folder / path.name)
-    (folder / f"part-00001-{uuid.uuid4()}-c000.snappy.parquet").write_bytes(b"PAR1 and no end")
-    # Kafka has deleted a part of the last hour's records; there the stream begins.
-    begins = {0: 90, 1: 95}
-    one.delete_records(begins)
-    one.serve()
-    location = upload(one, folder)
-    done = import_from(one, spark, location, old)
-    assert "through micro-batch 4; 2 files that the log does not list" in done.plan.notes[0]
-    assert (done.good, done.duplicate, done.plan.after) == (185, 0, 15)
-    imported = (row for row in one.rows() if row["kafka_partition"] == -1)
-    assert values_of(imported) == values_of(
-        row for row in by_spark if row["offset"] < begins[row["partition"]]
-    )
-    assert_exact(one)
-    assert import_from(one, spark, location, old).hours == ()
-
-
 @pytest.mark.full
 def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_path: Path) -> None:
+    """The hazard: a query that is killed twice within a micro-batch, once a file of it is there."""
     one, folder, old = world(partitions=2), tmp_path / "sink", past_hour(25)
     for number in range(24):
         one.send(spread(shift(old, number), 20, f"h{number}"))
@@ -99,54 +53,44 @@ def test_a_twice_killed_sink_is_imported(world: Make, spark: SparkSession, tmp_p
                 [*command, *killed_at], env=environment, stdout=log, stderr=log
             ).returncode
 
-    # The hazard: a query that is killed twice within a micro-batch, once a file of it is there.
     for number, event_id in enumerate(("h3-1", "h15-1"), 1):
         assert write(event_id) != 0
-        assert len(file_sink_query.unlisted_files(folder)) == number, (
-            tmp_path / "query.log"
-        ).read_text()
+        unlisted = file_sink_query.unlisted_files(folder)
+        assert len(unlisted) == number, (tmp_path / "query.log").read_text()
     assert write() == 0, (tmp_path / "query.log").read_text()
     assert len(file_sink_query.unlisted_files(folder)) == 2
     assert any(path.name.endswith(".compact") for path in (folder / "_spark_metadata").iterdir())
     by_spark = spark.read.parquet(str(folder)).collect()
     assert len(by_spark) == 480
+    (folder / f"part-00001-{uuid.uuid4()}-c000.snappy.parquet").write_bytes(b"PAR1 and no end")
+    # Kafka has deleted a part of the last hour's records; there the stream begins.
     begins = {0: 233, 1: 236}
     one.delete_records(begins)
     one.serve()
-    done = import_from(one, spark, str(folder), old)
+    location = upload(one, folder)
+    done = import_from(one, spark, location, old)
+    assert "; 3 files that the log does not list" in done.plan.notes[0]
     assert (done.good, done.duplicate, done.plan.after) == (469, 0, 11)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(
         row for row in by_spark if row["offset"] < begins[row["partition"]]
     )
     assert_exact(one)
-    assert import_from(one, spark, str(folder), old).hours == ()
+    assert import_from(one, spark, location, old).hours == ()
 
 
-@pytest.mark.parametrize(
-    ("seam", "form"),
-    [("offsets", "parquet"), pytest.param("key", "json", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize(("seam", "form"), [("offsets", "parquet"), full("key", "json")])
 def test_a_folder_whose_log_is_gone_is_imported_once(
     world: Make, spark: SparkSession, tmp_path: Path, seam: str, form: str
 ) -> None:
     one, folder, old = world(partitions=2), tmp_path / "sink", past_hour(4)
     for number in range(3):
         one.send(spread(shift(old, number), 40, f"h{number}"))
-    servers = one.job.environment.kafka.bootstrap_servers
-    records = (
-        spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", one.name)
-    )
-    value = f"from_json(CAST(value AS STRING), '{SCHEMA.replace(' NOT NULL', '')}') AS v"
-    rows = records.load().selectExpr(value, "partition", "offset", "timestamp")
-    rows = rows.select("v.*", "partition", "offset", "timestamp")
+    rows = records_of(one, spark)
     rows.coalesce(1).write.format(form).save(str(folder))
     # A micro-batch that was written twice, since its job was killed.
-    rows.where("offset BETWEEN 5 AND 30").coalesce(1).write.format(form).mode("append").save(
-        str(folder)
-    )
+    again = rows.where("offset BETWEEN 5 AND 30").coalesce(1)
+    again.write.format(form).mode("append").save(str(folder))
     one.delete_records({0: 50, 1: 45})
     one.serve()
     one.batch()
@@ -186,8 +130,9 @@ def test_a_killed_import_is_continued_and_taken_back(world: Make, tmp_path: Path
 def test_a_file_sink_whose_log_broke_is_taken_over_while_the_producer_goes_on(
     world: Make, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = with_four_hours(world)
-    folder = tmp_path / "sink"
+    one, folder = world(partitions=2), tmp_path / "sink"
+    for ago in (5, 4, 3, 2):
+        one.send(spread(past_hour(ago), 50, f"h{ago}"))
     servers = str(one.job.environment.kafka.bootstrap_servers)
     file_sink_query.write(spark.newSession(), folder, one.name, servers)
     # What the forums describe: a log file is cut short, the checkpoint is deleted, Kafka's

@@ -1,20 +1,20 @@
 """A signal to the real batch job, started by the real command line."""
 
 import signal
-from collections.abc import Callable
 
 import pytest
 from commands import started
+from expectations import entry
 from waiting import wait_for
-from world import World, past_hour, spread
+from world import Make, past_hour, spread
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_batch_job_ends_on_a_signal(world: Callable[..., World], sent: signal.Signals) -> None:
+def test_a_batch_job_ends_on_a_signal(world: Make, sent: signal.Signals) -> None:
     one, hour = world(), past_hour(1)
     # The quality gate needs Spark.
-    one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
+    one.expect(entry("expect_column_values_to_not_be_null", column="event_id"))
     one.topic()
     one.begin(spread(hour, 100, "e"))
     with started(one, "batch", one.name) as command:

@@ -1,5 +1,4 @@
-"""docs/notebook/events_by_minute.ipynb, run from its first cell to its picture over a lake with
-hours of each kind.
+"""docs/notebook/events_by_minute.ipynb, from its first cell to its picture, over hours of each kind.
 
 With `PAGE_PICTURES=docs/images` it draws the picture of the documentation.
 """
@@ -50,9 +49,8 @@ def one(tmp_path: Path) -> StreamLake:
     for hour in HOURS[:-1]:
         start, ends = ends, ends + len(by_hour[hour])
         cuts[hour] = Cut("t", {0: (start, ends)})
-    made = new_lake(
-        tmp_path, 1, Timeline(FIRST, HOURS[-1], {0: ends}, sealed=cuts), owner="game_events"
-    )
+    timeline = Timeline(FIRST, HOURS[-1], {0: ends}, sealed=cuts)
+    made = new_lake(tmp_path, 1, timeline, owner="game_events")
     published = made.speed(stage_rows(made, rows), {0: len(rows)}, read_until=UNTIL)
     assert made.publish(published) is Outcome.LANDED
     for hour in HOURS[:2]:
@@ -83,10 +81,8 @@ def test_the_notebook_has_its_picture(one: StreamLake, monkeypatch: pytest.Monke
     assert len(shown) == 4
     assert f"complete_through='{HOURS[1]}'" in shown[0]["text/plain"]
     assert repr(UNTIL.astimezone(UTC)) in shown[0]["text/plain"]
-    assert (
-        "not accepted yet" in shown[1]["text/plain"]
-        and "the hour is not sealed" in shown[1]["text/plain"]
-    )
+    assert "not accepted yet" in shown[1]["text/plain"]
+    assert "the hour is not sealed" in shown[1]["text/plain"]
     picture = base64.b64decode(shown[-1]["image/png"])
     assert picture.startswith(b"\x89PNG")
     if folder := os.environ.get("PAGE_PICTURES"):

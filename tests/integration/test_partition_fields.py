@@ -1,28 +1,24 @@
-"""A stream with partition fields and a location of its own, through its whole life: exact, each row
-in a file of its partition, whichever writer wrote it."""
+"""A stream with partition fields and a location, through its whole life: exact."""
 
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from budget import full
 from commands import run_into
 from queries import sources
-from world import World, event, past_hour
+from world import ERASURE, Make, World, event, past_hour
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.fail_points import Step
 from anabranch.iceberg.manifests import files_by_hour
 from anabranch.iceberg.rewriting import opened as opened_file
-from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.protocol.publisher import Publisher
 from serving_layer.query import open_query
 from serving_layer.query.datasets import opened
 
-Make = Callable[..., World]
 SCHEMA = (
     "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, region "
     "STRING"
@@ -36,23 +32,17 @@ BY_SPARK = {
 
 
 def send(one: World, hour: str, count: int, prefix: str) -> None:
-    at = [start_of(hour) + timedelta(seconds=i) for i in range(count)]
-    one.send(
-        [
-            (
-                i % 2,
-                t,
-                event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i, region=REGIONS[i % 5]),
-            )
-            for i, t in enumerate(at)
-        ]
-    )
+    records = []
+    for i in range(count):
+        at = start_of(hour) + timedelta(seconds=i)
+        value = event(f"{prefix}-{i}", at, player=f"p{i % 7}", level=i, region=REGIONS[i % 5])
+        records.append((i % 2, at, value))
+    one.send(records)
 
 
 @pytest.mark.full
 def test_a_speed_job_that_died_between_its_files_and_their_publish(world: Make) -> None:
-    one, hour = world(schema=SCHEMA, partition=FIELDS), past_hour(1)
-    one.create()
+    one, hour = world(schema=SCHEMA, partition=FIELDS, create=2), past_hour(1)
     send(one, hour, 70, "e")
     run_into(one, Step.SPEED_STAGED.label, "speed", one.name)
     assert one.rows() == []
@@ -81,14 +71,12 @@ def require_own_partitions(one: World) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "more", [{}, pytest.param(BY_SPARK, marks=pytest.mark.full)], ids=["workers", "spark"]
-)
+@pytest.mark.parametrize("more", [{}, full(BY_SPARK)], ids=["workers", "spark"])
 def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     one = world(schema=SCHEMA, partition=FIELDS, **more)
     place = f"{one.job.environment.catalog.warehouse}-elsewhere"
     one.configure(location=place)
-    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure=ERASURE)
     hours = [past_hour(2), past_hour(1)]
     one.create()
     name = one.job.stream.table
@@ -105,8 +93,7 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     [repeated, _] = one.send([(0, late, first), (1, late, b"{")])
     one.sent = one.sent[:-2]
     one.speed()
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H")
-    send(one, now, 70, "now")
+    send(one, past_hour(0), 70, "now")
     one.speed()
     doubled = (repeated.partition, repeated.offset, "h0-0")
     assert one.contents() == one.contents("speed") == sorted([*one.acknowledged(), doubled])
@@ -138,11 +125,7 @@ def test_a_whole_life_is_exact(world: Make, more: dict[str, Any]) -> None:
     before = one.contents()
     maintain(one.job, datetime.now(UTC) + timedelta(days=4), False)
     assert one.contents() == before
-    erase(
-        one.job,
-        Publisher(one.lake, one.job.stream),
-        ErasureRequest("player", frozenset({"p3"}), "case 4711"),
-    )
+    one.erase("p3")
     kept = sorted((r.partition, r.offset) for r in one.sent if b'"p3"' not in (r.value or b""))
     assert one.offsets() == kept and len(kept) < len(before)
     require_own_partitions(one)

@@ -1,8 +1,6 @@
-"""A stream's physical design in real files: what a look-up opens with it and without, of the same
-rows."""
+"""A stream's physical design: what a look-up opens with it and without, of the same rows."""
 
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,14 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import DataFile
 from queries import sources
-from world import World, event, past_hour
+from world import Make, World, event, past_hour
 
 from anabranch.iceberg.manifests import files_of
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
 from serving_layer.query.datasets import Opened, opened
 
-Make = Callable[..., World]
 DESIGN = {"target": "1 MB", "sort": "player", "bloom": ["event_id"]}
 PLAYERS, RECORDS, PARTITIONS = 500, 16_000, 4
 FILES = 3
@@ -27,9 +24,8 @@ FILES = 3
 def looked_up(one: World, condition: str) -> tuple[int, Opened]:
     """How many rows `main` has by a condition, and what was opened for that."""
     name = one.job.stream.table
-    with open_query(
-        f"SELECT event_id FROM {name} WHERE {condition}", sources({name: one.state.table})
-    ) as answer:
+    sql = f"SELECT event_id FROM {name} WHERE {condition}"
+    with open_query(sql, sources({name: one.state.table})) as answer:
         rows = answer.rows.read_all().num_rows
         [scan] = opened(answer.files)
     return rows, scan
@@ -83,10 +79,8 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
     ids = {f.name: f.field_id for f in table.schema().fields}
     for f in after:
         assert f.lower_bounds.keys() == f.upper_bounds.keys()
-        assert f.lower_bounds.keys() >= {
-            ids[name]
-            for name in ("player", "event_time", "kafka_partition", "kafka_offset", "ingest_hour")
-        }
+        bounded = ("player", "event_time", "kafka_partition", "kafka_offset", "ingest_hour")
+        assert f.lower_bounds.keys() >= {ids[name] for name in bounded}
         assert f.value_counts.keys() == set(ids.values())
     paths = copies(designed, after, tmp_path)
     for path in paths:
@@ -105,29 +99,19 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
         )
         assert sum(not excludes for (excludes,) in duckdb.sql(probe).fetchall()) == most, event_id
     by_spark = designed.spark.table(f"lake.{designed.job.stream.table}")
-    assert (
-        by_spark.where("event_id = 'e-17'").count() == 1
-        and by_spark.where("event_id = 'e-x'").count() == 0
-    )
+    assert [by_spark.where(f"event_id = '{id}'").count() for id in ("e-17", "e-x")] == [1, 0]
 
 
 @pytest.mark.full
 def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: Make) -> None:
-    """The hazard: Spark's writer sorts by the table's order, and says so of files that the speed
-    layer wrote."""
+    """The hazard: Spark says of the speed layer's files that they are in the table's order."""
     hour = past_hour(1)
     # FLOAT is left to Spark; what PyArrow writes: tests/unit/iceberg/test_table_schemas.py.
     schema = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, amount FLOAT"
-    one = world(
-        schema=schema,
-        files={"sort": "player", "bloom": ["event_id"]},
-        speed={"roll_up": False},
-    )
-    one.create()
-    for times in (
-        {"column": "event_time", "past": "30 days", "future": "1 hour"},
-        {"column": "event_time"},
-    ):
+    design = {"sort": "player", "bloom": ["event_id"]}
+    one = world(schema=schema, files=design, speed={"roll_up": False}, create=2)
+    bounds = {"past": "30 days", "future": "1 hour"}
+    for times in ({"column": "event_time"} | bounds, {"column": "event_time"}):
         at = start_of(hour) + timedelta(minutes=len(times))
         one.send(
             [(i % 2, at, event(f"{len(times)}-{i}", at, player=f"p{9 - i}")) for i in range(10)]

@@ -1,14 +1,12 @@
-"""docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same
-three answers."""
+"""docs/how-to/query.md: each engine gives the same three answers to the page's own code."""
 
 import shlex
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from commands import shown
 from query_page import queried_world, run_python, sections_of_page
-from world import World
+from world import Make
 
 from anabranch.common.output import plain
 
@@ -16,7 +14,7 @@ _IN_PYTHON, _TOPIC = ("Python", "DuckDB", "PyIceberg"), "Rows, then the topic"
 
 
 @pytest.mark.full
-def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> None:
+def test_every_engine_gives_the_pages_answers(world: Make) -> None:
     one, day = queried_world(world)
     sections = sections_of_page(one, day)
     assert list(sections) == [
@@ -31,17 +29,12 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     answers["Command line"] = [
         [list(row.values()) for row in shown(one, *command)] for command in commands
     ]
-    answers["Spark SQL"] = [_run_spark(one, sql) for sql in sections["Spark SQL"]]
+    frames = [one.spark.sql(sql).toArrow().to_pylist() for sql in sections["Spark SQL"]]
+    answers["Spark SQL"] = [[[plain(v) for v in r.values()] for r in rows] for rows in frames]
 
     by_hand = answers["Command line"]
     assert [len(rows) for rows in by_hand][:2] == [1, 3] and len(by_hand[2]) >= 2, by_hand
     assert by_hand[0] == [[sum(1 for row in one.rows() if row["ingest_hour"] == f"{day}T10")]]
-    assert {"x1", "x2"} <= {row[0] for row in by_hand[2]} and "x3" not in {
-        row[0] for row in by_hand[2]
-    }
+    players = {row[0] for row in by_hand[2]}
+    assert {"x1", "x2"} <= players and "x3" not in players
     assert answers == dict.fromkeys(answers, by_hand)
-
-
-def _run_spark(one: World, sql: str) -> list[list[Any]]:
-    rows = one.spark.sql(sql).toArrow().to_pylist()
-    return [[plain(value) for value in row.values()] for row in rows]

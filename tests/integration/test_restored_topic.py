@@ -1,5 +1,4 @@
-"""A topic of egress beside a bucket and a catalog that are restored from a backup, on real Kafka
-and S3."""
+"""A topic of egress beside a bucket and a catalog that are restored, on real Kafka and S3."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from accepted_hours import HOURS, accept, four_hours
+from budget import full
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 from pydantic import SecretStr
@@ -26,8 +26,7 @@ from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import deliveries
-from serving_layer import egress as egress_topic
-from serving_layer import egress as room
+from serving_layer import egress
 
 if TYPE_CHECKING:
     from conftest import Neighbours
@@ -37,8 +36,7 @@ BUCKET = "lake"
 
 @dataclass(frozen=True)
 class Target:
-    """A stream of a lake in S3, and the topic that gets its accepted hours, four places a
-    transaction. Other processes can be given it."""
+    """A stream in S3, and the topic that gets its hours, four places a transaction. Can be pickled."""
 
     folder: Path
     s3: config.S3
@@ -53,14 +51,13 @@ class Target:
         """Deliver what is to be delivered: the hours, and the rows of each."""
         environment = new_environment(self.folder, self.s3).model_copy(update={"kafka": self.kafka})
         # Also in the separate process that a fail point kills.
-        few = patch.object(egress_topic, "TRANSACTION_ROWS", 4)
+        few = patch.object(egress, "TRANSACTION_ROWS", 4)
         with few, KafkaAdapter(self.kafka) as kafka:
             job = Job(environment, self.stream, Lake(environment), kafka)
-            return [(d.hour, d.rows) for d in room.deliver(job, job.stream.egress[0])]
+            return [(d.hour, d.rows) for d in egress.deliver(job, job.stream.egress[0])]
 
     def records(self) -> set[int]:
-        """The offsets whose records a reader of the newest values has; each has the value of its
-        own row."""
+        """The offsets of a topic's newest values; each has the value of its own row."""
         with KafkaAdapter(self.kafka) as kafka:
             described = kafka.describe(self.topic)
             assert described is not None
@@ -112,10 +109,8 @@ def store(s3: config.S3) -> ObjectStore:
 
 
 @pytest.fixture
-def target(services: Neighbours, s3: config.S3, tmp_path: Path) -> Target:
-    made = Target(
-        tmp_path, s3, config.Kafka(bootstrap_servers=services.kafka), f"t{uuid.uuid4().hex[:12]}"
-    )
+def target(kafka: config.Kafka, s3: config.S3, tmp_path: Path) -> Target:
+    made = Target(tmp_path, s3, kafka, f"t{uuid.uuid4().hex[:12]}")
     create_topic(made.kafka, made.topic, 2, {"cleanup.policy": "compact"})
     return made
 
@@ -131,8 +126,7 @@ def lake(target: Target, store: ObjectStore) -> StreamLake:
 
 
 def test_half_a_restatement_is_sent(lake: StreamLake, target: Target, store: ObjectStore) -> None:
-    """The hazard: the last complete hour of the topic is one that the restored table has, and
-    nothing is behind it."""
+    """The hazard: the restored table has the last complete hour, and nothing is behind it."""
     accept(lake, FIRST, 7)
     assert target.deliver() == [(FIRST, 7)]
     backup = Backup(lake, store)
@@ -140,15 +134,14 @@ def test_half_a_restatement_is_sent(lake: StreamLake, target: Target, store: Obj
     # Killed before the third transaction is committed: the nulls of two rows have been sent.
     kill_at(f"{Step.EGRESS_SENT.label}:3", target.deliver)
     restored = backup.restore()
-    assert (len(target.records()), len(in_main(restored, FIRST))) == (5, 7), (
-        "the hazard did not happen"
-    )
+    sizes = len(target.records()), len(in_main(restored, FIRST))
+    assert sizes == (5, 7), "the hazard did not happen"
     assert target.deliver() == [(FIRST, 7)]
     assert target.records() == in_main(restored, FIRST)
     assert target.deliver() == []
 
 
-@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.parametrize("killed", [full(False), True])
 def test_lost_deliveries_are_replaced_by_what_main_serves(
     lake: StreamLake, target: Target, store: ObjectStore, killed: bool
 ) -> None:
@@ -160,9 +153,8 @@ def test_lost_deliveries_are_replaced_by_what_main_serves(
     accept(lake, HOURS[2], 9)
     assert target.deliver() == [(FIRST, 5), (HOURS[2], 9)]
     restored = backup.restore()
-    assert (len(target.records()), len(in_main(restored, FIRST))) == (14, 7), (
-        "the hazard did not happen"
-    )
+    sizes = len(target.records()), len(in_main(restored, FIRST))
+    assert sizes == (14, 7), "the hazard did not happen"
     if killed:
         kill_at(f"{Step.EGRESS_SENT.label}:2", target.deliver)
     assert target.deliver() == [(FIRST, 7)]

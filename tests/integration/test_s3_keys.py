@@ -1,10 +1,8 @@
-"""Keys of S3 that are renewed while a process runs, and a server whose certificate is of a private
-authority."""
+"""Keys of S3 that are renewed while a process runs, and a private authority's server."""
 
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from authority import new_authority
@@ -28,17 +26,10 @@ PLACE = "s3://tests/one.parquet"
 
 def _files(s3: S3) -> LakeFileIO:
     """File access as tables have it; a copy, as Python workers get."""
-    settings: dict[str, Any] = {
-        "kafka": {"bootstrap_servers": f"{HOST}:9"},
-        "catalog": {
-            "name": "lake",
-            "uri": "sqlite:///nowhere.db",
-            "warehouse": "s3://tests/warehouse",
-        },
-    }
-    made = LakeFileIO(
-        catalog_properties(Environment.model_validate(settings).model_copy(update={"s3": s3}))
-    )
+    catalog = {"name": "lake", "uri": "sqlite:///nowhere.db", "warehouse": "s3://tests/warehouse"}
+    given = {"kafka": {"bootstrap_servers": f"{HOST}:9"}, "catalog": catalog}
+    settings = Environment.model_validate(given).model_copy(update={"s3": s3})
+    made = LakeFileIO(catalog_properties(settings))
     copied: LakeFileIO = pickle.loads(pickle.dumps(made))
     return copied
 
@@ -84,20 +75,15 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(
         renew("second")
         for request in REQUESTS:
             request(s3)
-        assert {client for token, client in front.tokens if token == "second"} == {
-            "Boto3",
-            "aws-sdk-cpp",
-        }
+        renewed = {client for token, client in front.tokens if token == "second"}
+        assert renewed == {"Boto3", "aws-sdk-cpp"}
 
 
 def test_a_private_authority_is_trusted_by_its_file(tmp_path: Path, spark: SparkSession) -> None:
     authority = new_authority(tmp_path)
     with running_s3_proxy(tmp_path, authority) as port:
-        keys = {
-            "endpoint": f"https://{HOST}:{port}",
-            "access_key": ACCESS_KEY,
-            "secret_key": SECRET_KEY,
-        }
+        keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        keys |= {"endpoint": f"https://{HOST}:{port}"}
         trusted = S3.model_validate(keys | {"ca": str(authority.file)})
         ObjectStore(trusted).ensure_bucket("tests")
         for request in REQUESTS:
@@ -108,9 +94,8 @@ def test_a_private_authority_is_trusted_by_its_file(tmp_path: Path, spark: Spark
                 assert type(failure) is ConfigurationError
                 assert "; check s3.ca" in str(failure)
         # Java has another list, which this session's has not got it from.
-        with pytest.raises(
-            ConfigurationError, match="expected Java to trust its certificate"
-        ) as raised:
+        trust = "expected Java to trust its certificate"
+        with pytest.raises(ConfigurationError, match=trust) as raised:
             require_trust(spark, trusted)
         assert "unable to find valid certification path" in str(raised.value)
     # A server that is down is no reason to end.

@@ -1,16 +1,11 @@
-"""The roll-up of a running hour's files with the real Spark: few files, the same rows, read alike
-by every engine."""
+"""The roll-up of a running hour by the real Spark: few files, the same rows for every engine."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from world import World, event
+from world import Make, World, event
 
 from anabranch.iceberg import rewriting
-from anabranch.iceberg.manifests import files_by_hour
-
-Make = Callable[..., World]
 
 SCHEMA = (
     "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, small DECIMAL(9,2), mid "
@@ -27,47 +22,33 @@ VALUES = {
 }  # fmt: skip
 
 
-def files(one: World, branch: str = "main") -> int:
-    return sum(len(by_path) for by_path in files_by_hour(one.state.table, branch).values())
-
-
-def by_spark(one: World) -> list[str]:
-    return sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect())
-
-
-def by_pyiceberg(one: World) -> list[str]:
-    return sorted(repr(row) for row in one.rows())
+def by_engines(one: World) -> tuple[list[str], list[str]]:
+    """The rows as Spark and PyIceberg read them."""
+    by_spark = one.spark.table(f"lake.{one.job.stream.table}").collect()
+    return sorted(map(str, by_spark)), sorted(map(repr, one.rows()))
 
 
 @pytest.mark.full
 def test_rolled_up_files_are_read_by_spark_and_pyiceberg(world: Make) -> None:
-    one = world(
-        schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False}
-    )
-    one.create()
+    few = {"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False}
+    one = world(schema=SCHEMA, speed=few, create=2)
     now = datetime.now(UTC)
     for prefix, schema in (("old", SCHEMA), ("new", MORE)):
         one.evolve(schema=schema)
-        one.send(
-            [
-                (i % 2, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {})))
-                for i in range(9)
-            ]
-        )
+        values = [event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {})) for i in range(9)]
+        one.send([(i % 2, now, value) for i, value in enumerate(values)])
         one.speed()
-    spark, pyiceberg, many = by_spark(one), by_pyiceberg(one), files(one)
+    rows, many = by_engines(one), len(one.files())
     assert many >= 18
 
     one.reconfigure(speed={"trigger": "1 second"})
     one.speed()
 
-    table = one.state.table
-    left = [f for by_path in files_by_hour(table, "main").values() for f in by_path.values()]
+    table, left = one.state.table, one.files()
     assert 2 <= len(left) <= many - 14, "files of the two schemas are not put together"
     kinds = {rewriting.schema_text(rewriting.opened(table, f)) for f in left}
     assert len(kinds) == 2
-    assert by_spark(one) == spark
-    assert by_pyiceberg(one) == pyiceberg
+    assert by_engines(one) == rows
 
 
 def test_a_micro_batch_leaves_a_file_for_each_task_that_runs_at_once(world: Make) -> None:
@@ -76,7 +57,7 @@ def test_a_micro_batch_leaves_a_file_for_each_task_that_runs_at_once(world: Make
     one.send_now(60, "now", partitions=6)
     one.serve([(5, datetime.now(UTC), b"{")])
     # Six partitions, two cores.
-    assert files(one) == 2
+    assert len(one.files()) == 2
     assert len(one.dead()) == 1
     one.sent = one.sent[:-1]
     assert one.contents() == one.contents("speed") == one.acknowledged()

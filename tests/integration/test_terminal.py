@@ -1,5 +1,4 @@
-"""Permanent errors end both jobs, with their cause and an exit code of their own; nothing is
-lost."""
+"""Permanent errors end both jobs, with cause and exit code; nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F
-from world import World, past_hour, spread
+from world import Make, past_hour, spread
 
 from anabranch import job as session
 from anabranch.common.errors import JvmGone, Unexpected, Unexplained
@@ -22,8 +21,6 @@ from speed_layer import micro_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-Make = Callable[..., World]
 
 
 @pytest.fixture
@@ -59,11 +56,8 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
 
         with pytest.raises(SystemExit) as ended:
             session.main(run, [])
-        lines = [
-            line
-            for line in capfd.readouterr().err.splitlines()
-            if " ERROR   " in line or " WARNING " in line
-        ]
+        said = capfd.readouterr().err.splitlines()
+        lines = [line for line in said if " ERROR   " in line or " WARNING " in line]
         assert ended.value.code == 70, lines
         assert ": ArithmeticException: [ARITHMETIC_OVERFLOW]" in lines[-1], lines
         # The hazard was tried for ever by the speed job, and was a traceback with exit code 1 in
@@ -99,10 +93,8 @@ def test_errors_of_spark_are_classified(spark: SparkSession) -> None:
 
 
 def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_path: Path) -> None:
-    """The hazards: a master that removes an application stops its context, and the JVM still
-    answers, but no retry works. A machine that slept ends its executor with the whole JVM; stopping
-    Spark then raises over the first error.
-    """
+    """The hazards: a master that removes an application stops its context, but the JVM answers. A
+    machine that slept ends the whole JVM; stopping Spark then raises over the first error."""
     script = (
         "import os, signal\nfrom pyspark.sql import SparkSession\nfrom anabranch.job import "
         "main\nfrom anabranch.spark.session import close_session, explain_spark, explained\nspark "
@@ -121,11 +113,8 @@ def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_
     assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
     assert done.returncode == JvmGone("").exit_code == 75, done.stderr[-2000:]
     # py4j logs the broken connection before.
-    last_line = done.stderr.rstrip().splitlines()[-1]
-    assert (
-        "expected Spark's JVM to answer, found it gone; nothing is lost, start it again"
-        in last_line
-    )
+    gone = "expected Spark's JVM to answer, found it gone; nothing is lost, start it again"
+    assert gone in done.stderr.rstrip().splitlines()[-1]
     assert "in close_session" not in done.stderr
 
 

@@ -1,25 +1,20 @@
-"""Rows of `main`, then its topic, from a real broker: transactions, dead letters and erasures at the
-seam, while the layers go on."""
+"""Rows of `main`, then its topic: transactions, dead letters and erasures at the seam."""
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 from commands import call
-from world import World, event, past_hour, spread
+from world import ERASURE, Make, event, past_hour, spread
 
 import anabranch
-from anabranch.lifecycle.erasure.run import ErasureRequest, erase
-from anabranch.protocol.publisher import Publisher
 
-Make = Callable[..., World]
 GONE = "p3"
 
 
 def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     one = world()
-    one.set_environment(erasure={"key": "a key of the tests, and of no other"})
+    one.set_environment(erasure=ERASURE)
     one.topic()
     hours = past_hour(2), past_hour(1)
     for hour, prefix in zip(hours, "ab", strict=True):
@@ -30,18 +25,9 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     now = datetime.now(UTC)
     values = [(0, now, event(f"t-{i}", now)) for i in range(5)]
     one.send_transactions((False, values), (True, values))
-    one.send(
-        [
-            (0, now, event("gone", now, player=GONE)),
-            (1, now, b'{"event_id": "broken", '),
-            (1, now, event("a-1", now)),
-        ]
-    )
-    erase(
-        one.job,
-        Publisher(one.lake, one.job.stream),
-        ErasureRequest("player", frozenset({GONE}), "case 4711"),
-    )
+    gone = (0, now, event("gone", now, player=GONE))
+    one.send([gone, (1, now, b'{"event_id": "broken", '), (1, now, event("a-1", now))])
+    one.erase(GONE)
     after = [(0, now, event("later", now, player=GONE))]
     one.send(after)
 
@@ -49,14 +35,9 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     reading = table.then_topic()
     # Rows that are published meanwhile are not read again.
     one.speed()
-    rows = Counter(
-        (p, o, id)
-        for batch in reading
-        for p, o, id in zip(
-            *(batch[name].to_pylist() for name in ("kafka_partition", "kafka_offset", "event_id")),
-            strict=True,
-        )
-    )
+    columns = ("kafka_partition", "kafka_offset", "event_id")
+    read = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in reading)
+    rows = Counter(row for batch in read for row in batch)
     good = [(r, json.loads(r.value or b"")) for r in one.sent if (r.value or b"").endswith(b"}")]
     kept = {
         (r.partition, r.offset, v["event_id"])
@@ -65,9 +46,8 @@ def test_each_record_is_once_in_the_rows_or_after_them(world: Make) -> None:
     }
     assert rows == dict.fromkeys(kept, 1)
     assert (reading.counts.rows, reading.counts.dead, reading.counts.erased) == (7, 1, 1)
-    assert [row["value"] for t in reading.letters for row in t.to_pylist()] == [
-        b'{"event_id": "broken", '
-    ]
+    letters = [row["value"] for t in reading.letters for row in t.to_pylist()]
+    assert letters == [b'{"event_id": "broken", ']
     # The rows that the speed layer has published since are those of the topic.
     assert Counter(one.contents()) == rows
     assert before != reading.snapshot_id

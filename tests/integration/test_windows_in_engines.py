@@ -1,12 +1,11 @@
 """A view in Spark, DuckDB and Python, beside a GROUP BY over `main` by Spark's own windows."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from commands import shown
-from world import World, event, past_hour
+from world import Make, Value, World, event, past_hour
 
 import anabranch
 from anabranch.offsets.hours import start_of
@@ -36,19 +35,15 @@ DIRECT = """
 """
 
 
-def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes | None]]:
-    """Events of an hour, every fifth of them up to two days late, on both sides of windows'
-    ends."""
+def records(hour: str, prefix: str) -> list[Value]:
+    """Events of an hour, every fifth up to two days late, on both sides of windows' ends."""
     values = []
     for i in range(60):
         at = start_of(hour) + timedelta(minutes=i)
         happened = at - timedelta(hours=i % 48, microseconds=i % 2) if i % 5 == 0 else at
-        fields = {
-            "player": f"p{i % 3}" if i % 7 else None,
-            "level": i if i % 4 else None,
-            "price": i * 1000.25,
-        }
-        values.append((i % 2, at, event(f"{prefix}-{i}", happened, **fields)))
+        player, level = f"p{i % 3}" if i % 7 else None, i if i % 4 else None
+        value = event(f"{prefix}-{i}", happened, player=player, level=level, price=i * 1000.25)
+        values.append((i % 2, at, value))
     return values
 
 
@@ -59,7 +54,7 @@ def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_view_is_the_same_in_every_engine(world: Callable[..., World]) -> None:
+def test_a_view_is_the_same_in_every_engine(world: Make) -> None:
     one, hours = world(schema=SCHEMA, views=VIEWS, partitions=2), [past_hour(2), past_hour(1)]
     for hour in hours:
         one.send(records(hour, hour))
