@@ -2,19 +2,17 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dag_runs import DAGS, new_airflow, run_hourly
 from lineage_receiver import running_receiver
 from programs import output_of
 
 pytest.importorskip(
     "airflow.providers.openlineage", reason="make test-suite WHAT=marquez brings the provider"
 )
-
-DAGS = Path(__file__).resolve().parents[3] / "dags"
 
 _SCRIPT = """
 import importlib, json, sys, types
@@ -56,19 +54,6 @@ def test_a_rebuild_names_the_runs_of_airflows_provider(tmp_path: Path) -> None:
         assert root.startswith("--root-run=team/a/anabranch_hourly__events/")
 
 
-_RUN = """
-import importlib.util, sys
-from datetime import datetime
-dag_file, dag_id, at = sys.argv[1:]
-sys.path.insert(0, dag_file.rpartition("/")[0])
-spec = importlib.util.spec_from_file_location("anabranch_hourly", dag_file)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-run = getattr(module, dag_id).test(logical_date=datetime.fromisoformat(at))
-print("STATES", {t.task_id: str(t.state) for t in run.get_task_instances()})
-"""
-
-
 def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: Path) -> None:
     """A real DAG run with the provider on; the command is one that stores its arguments."""
     reported, command = tmp_path / "reported", tmp_path / "command"
@@ -78,30 +63,16 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
     conf = tmp_path / "conf" / "streams"
     conf.mkdir(parents=True)
     (conf / "events.yaml").write_text("batch: {grace: 0 seconds}\n")
-    home = tmp_path / "airflow"
-    home.mkdir()
     with running_receiver(is_strict=False) as receiver:
-        environment = os.environ | {
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        own = {
             "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps({"type": "http", "url": receiver.url}),
             "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a",
             "ANABRANCH_COMMAND": str(command),
             "ANABRANCH_CONF": str(tmp_path / "conf"),
         }
-        migrate = (sys.executable, "-m", "airflow", "db", "migrate")
-        output_of(*migrate, env=environment, cwd=tmp_path)
-        run = [
-            sys.executable, "-c", _RUN, str(DAGS / "anabranch_hourly.py"),
-            "anabranch_hourly__events",
-        ]  # fmt: skip
-        done = subprocess.run(
-            [*run, "2026-11-21T04:00:00+00:00"], env=environment, cwd=tmp_path, capture_output=True,
-            text=True, timeout=200,
-        )  # fmt: skip
-    assert "'rebuild': 'success'" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+        environment = new_airflow(tmp_path / "airflow", **own)
+        states = run_hourly("events", "2026-11-21T04:00:00+00:00", environment)
+    assert "'rebuild': 'success'" in states, states
     [rebuild] = [line for line in reported.read_text().splitlines() if "--parent-run" in line]
     given = dict(word.lstrip("-").split("=", 1) for word in rebuild.split() if "=" in word)
     jobs = [(event["job"], event["run"]["runId"]) for event in receiver.events]
