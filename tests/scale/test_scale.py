@@ -1,5 +1,4 @@
-"""At the size that it is made for: hours of 3,600 micro-batches, a year of hours, all publishers at
-once.
+"""At full size: hours of 3,600 micro-batches, a year of hours, all publishers at once.
 
 Data files are only named, since what is tested is what every publish reads and writes of the
 table's metadata; the decisions and commits are the product's own. Counts are asserted and never
@@ -9,6 +8,7 @@ times. `make test-suite WHAT=scale`.
 import multiprocessing
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import isqrt
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
@@ -60,8 +60,7 @@ def test_an_hour_of_3600_micro_batches_costs_each_the_same(tmp_path: Path) -> No
 
 @pytest.mark.timeout(3000)
 def test_a_year_of_hours_costs_a_publish_as_much_as_a_day(tmp_path: Path) -> None:
-    """Requests of a micro-batch, of an acceptance and of an hour's plan, after a day and after a
-    year.
+    """Requests of a micro-batch, an acceptance and an hour's plan, after a day and after a year.
 
     Now and then, once in eight hours, a publish merges eight manifests of old hours: so the usual
     ones of some hours are compared, and the largest is bounded.
@@ -122,12 +121,8 @@ def _batch_layer(
     """Seals and accepts each hour once the speed layer is past it."""
     stream = ScaledStream.open(Path(folder))
     for number in range(hours):
-        wait_for(
-            lambda: count.value > (number + 1) * a_batch,  # noqa: B023
-            f"hour {number} to end",
-            900,
-            pause=0.2,
-        )
+        is_behind = partial(lambda ends: count.value > ends, (number + 1) * a_batch)
+        wait_for(is_behind, f"hour {number} to end", 900, pause=0.2)
         stream.seal([shift(first, number)])
         tries.value = max(tries.value, stream.accept(shift(first, number)))
 
@@ -156,15 +151,13 @@ def test_both_layers_and_maintenance_at_once_each_land_and_nothing_is_lost(tmp_p
     context = multiprocessing.get_context("spawn")
     count, tries, landed = (context.Value("i", 0) for _ in range(3))
     stop = context.Event()
-    processes = [
-        context.Process(
-            target=_speed_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, stop)
-        ),
-        context.Process(
-            target=_batch_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, tries)
-        ),
-        context.Process(target=_maintenance, args=(str(tmp_path), stop, landed)),
-    ]
+    folder = str(tmp_path)
+    actors = (
+        (_speed_layer, (folder, FIRST, hours, a_batch, count, stop)),
+        (_batch_layer, (folder, FIRST, hours, a_batch, count, tries)),
+        (_maintenance, (folder, stop, landed)),
+    )
+    processes = [context.Process(target=actor, args=args) for actor, args in actors]
     for process in processes:
         process.start()
     try:
