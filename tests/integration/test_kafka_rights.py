@@ -163,7 +163,7 @@ def test_spark_does_not_create_a_topic_that_is_deleted_before_it_is_read(
         "kafka.default.api.timeout.ms": "3000",
         "kafkaConsumer.pollTimeoutMs": "3000",
     }
-    monkeypatch.setattr(source, "_options", lambda kafka: options(kafka) | short_timeouts)
+    monkeypatch.setattr(source, "_options", lambda *given: options(*given) | short_timeouts)
     frame = source.read_ranges(spark, super_user, topic.name, {0: (0, 1)})
     planned = frame._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() == 1
