@@ -98,8 +98,7 @@ def project(tmp_path: Path) -> Project:
     folder = tmp_path / "warehouse"
     (folder / "models").mkdir(parents=True)
     (folder / "dbt_project.yml").write_text(PROJECT, "utf-8")
-    section = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
-    [text] = [part for part in section if part.startswith("dbt\n")]
+    text = PAGE.read_text("utf-8")
     files = re.findall(r"^```\w+\n(?:#|--) (\S+)\n(.*?)^```", text, re.M | re.S)
     assert len(files) == 6
     for name, content in files:
