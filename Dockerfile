@@ -54,6 +54,7 @@ ENV PATH=/opt/anabranch/.venv/bin:$PATH \
     ANABRANCH_CONF=/opt/anabranch/conf
 COPY --from=jars /jars /opt/anabranch/jars
 COPY --from=dependencies /opt/anabranch/.venv /opt/anabranch/.venv
+COPY --chmod=755 deploy/kubernetes/executor /usr/local/bin/executor
 # The package, and where plain `spark-submit` finds the jars.
 WORKDIR /src
 RUN --mount=type=bind,source=.,target=/src,rw \
@@ -66,7 +67,6 @@ RUN --mount=type=bind,source=dags,target=/src/dags \
     --mount=type=bind,source=anabranch/config,target=/src/anabranch/config \
     cp -rL /src/dags /opt/anabranch/dags
 COPY conf /opt/anabranch/conf
-COPY --chmod=755 deploy/kubernetes/executor /usr/local/bin/executor
 
 USER 10001:10001
 WORKDIR /var/lib/anabranch
