@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache as once
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,7 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     one = behind(kafka=proxied_kafka.bootstrap_servers)
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
-    cuts = cache(proxied_kafka.proxy.cut)
+    cuts = once(proxied_kafka.proxy.cut)
     where, name = (source, "read_ranges") if reader == "spark" else (KafkaAdapter, "read_records")
     real = getattr(where, name)
 
@@ -214,7 +215,7 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
     # Not the metadata: Iceberg tries to load it twenty times, for two minutes, before Spark hears
     # of it.
     flaky_s3.ending = ".parquet"
-    fails = cache(lambda: setattr(flaky_s3, "faults", {"503": 1.0}))
+    fails = once(lambda: setattr(flaky_s3, "faults", {"503": 1.0}))
     real = hours_of_batch.run_suite
 
     def run_suite(*arguments: object) -> object:
@@ -241,7 +242,7 @@ def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     one.batch()
-    cuts = cache(proxied_s3.cut)
+    cuts = once(proxied_s3.cut)
 
     def reach(step: Step) -> None:
         if step is Step.BATCH_PUBLISHED:
@@ -331,9 +332,8 @@ def test_postgres_commit_that_lands_and_whose_answer_is_lost(
             wait_for(lambda: bool(lines(caplog, LOST)), "it to find that its answer is lost")
         proxied_postgres.restore()
         one.await_published(500)
-    if not staged:
-        assert lines(caplog, HAD_LANDED)
-        assert not lines(caplog, HAD_NOT_LANDED)
+    assert staged or lines(caplog, HAD_LANDED)
+    assert staged or not lines(caplog, HAD_NOT_LANDED)
     _assert_exact(one, caplog)
 
 
@@ -461,10 +461,15 @@ def _mended_after_a_failure(
 ) -> Iterator[None]:
     """Restore the service once a failure was logged with its next try."""
     mend = getattr(fault, "restore", None) or partial(setattr, fault, "faults", {})
+
+    def restore() -> None:
+        await_failure(caplog)
+        mend()
+
     with ThreadPoolExecutor() as threads:
-        mended = threads.submit(lambda: (await_failure(caplog), mend()))
+        restored = threads.submit(restore)
         yield
-    mended.result()
+    restored.result()
     assert lines(caplog, TRIED_AGAIN)
 
 

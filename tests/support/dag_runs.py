@@ -28,6 +28,7 @@ def new_airflow(home: Path, **more: str) -> dict[str, str]:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "ANABRANCH_COMMAND": f"{sys.executable} -m anabranch.cli",
         **more,
     }
     home.mkdir()
@@ -36,8 +37,7 @@ def new_airflow(home: Path, **more: str) -> dict[str, str]:
 
 
 def run_hourly(stream: str, at: str, environment: dict[str, str]) -> str:
-    """Run a stream's DAG, and return the states of run and tasks. A run after an interval is named
-    by its end."""
+    """Run a stream's DAG, named by the end of its interval; return its output, the states last."""
     command = [sys.executable, "-c", _SCRIPT, DAGS / "anabranch_hourly.py"]
     command += [f"anabranch_hourly__{stream}", at]
-    return output_of(*command, env=environment, seconds=400).rpartition("STATES ")[2]
+    return output_of(*command, env=environment, seconds=400)

@@ -21,8 +21,7 @@ def code_of_page(section: str) -> str:
 
 @contextmanager
 def consumer(one: World, own: Path) -> Iterator[None]:
-    """Run the page's consumer into its own database, and kill it at the end of the `with`, which
-    begins when its modules are loaded."""
+    """Run the page's consumer into a database of its own, from its imports on, and kill it."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
     follow = "print(flush=True)\nfollow(sys.argv[1], sqlite3.connect(sys.argv[2]))"
