@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
+from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
 from anabranch.common.output import text as text_of
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
@@ -172,16 +172,16 @@ def _durations(key: str) -> Callable[[Readings], Values]:
     }
 
 
-def _counts(key: str, *known: str, of_one: int = 1) -> Callable[[Readings], Values]:
-    """Return the counts by layer and label, `of_one` of them as one. Those of `known` labels begin
-    at 0, because PromQL's increase() does not see a counter's first value."""
+def _counts(key: str, *known: str) -> Callable[[Readings], Values]:
+    """Return the counts by layer and label. Those of `known` labels begin at 0, because PromQL's
+    increase() does not see a counter's first value."""
 
     def by_layer(r: Readings) -> Values:
         found: dict[tuple[str, ...], float] = {}
         for layer, measured in r.content.measured.items():
             counts = {label: n for (name, label), n in measured.counts.items() if name == key}
             for label, n in (dict.fromkeys(known, 0) | counts).items():
-                found[(layer, label) if label else (layer,)] = n / of_one
+                found[(layer, label) if label else (layer,)] = n
         return found
 
     return by_layer
@@ -438,31 +438,10 @@ READ: tuple[Row[Readings], ...] = (
         CounterMetricFamily,
     ),
     Row(
-        "commits",
-        "Commits of jobs to the stream's tables.",
-        _counts(COMMITS, ""),
-        _LAYER,
-        CounterMetricFamily,
-    ),
-    Row(
-        "s3_bytes",
-        "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM.",
-        _counts(S3_BYTES, "read", "written"),
-        ("layer", "direction"),
-        CounterMetricFamily,
-    ),
-    Row(
         "s3_requests",
         "S3 requests of the jobs' Python, without those of Spark's JVM.",
         _counts(S3_REQUESTS),
         ("layer", "operation"),
-        CounterMetricFamily,
-    ),
-    Row(
-        "cpu_seconds",
-        "CPU time of jobs of one stream on their own machine, without executors on others.",
-        _counts(CPU, of_one=1000),
-        _LAYER,
         CounterMetricFamily,
     ),
 )

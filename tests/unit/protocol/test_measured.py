@@ -2,24 +2,19 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
 from proofs import bury
-from waiting import wait_for
 
 from anabranch import job
 from anabranch.common import counters
-from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
+from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
 from anabranch.iceberg import commits, snapshots
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import maintenance
@@ -70,58 +65,13 @@ def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(TALLY.count, S3_REQUESTS, "PutObject").result()
         with ThreadPoolExecutor(1, initializer=counters.count_into, initargs=(one,)) as pool:
-            pool.submit(TALLY.count, COMMITS).result()
+            pool.submit(TALLY.count, REFUSED).result()
     TALLY.count(S3_REQUESTS, "GetObject")
-    assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (COMMITS, ""): 1}
+    assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (REFUSED, ""): 1}
     assert other.totals() == {(S3_REQUESTS, "GetObject"): 5}
     counted = TALLY.totals() - before
     assert (counted[S3_REQUESTS, "GetObject"], counted[S3_REQUESTS, "PutObject"]) == (8, 1)
-    assert counted[COMMITS, ""] == 1
-
-
-def cpu_in_all() -> int:
-    """The CPU time of this process, its ended children, and others that tests left running."""
-    running = psutil.Process().children(recursive=True)
-    return round(1000 * (sum(os.times()[:4]) + sum(map(measured._seconds, running))))
-
-
-def test_a_processs_cpu_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
-    monkeypatch.setattr(measured, "_EVERY_SECONDS", 0.0)
-    meter, main = Meter("batch"), dict[str, str]()
-    before = cpu_in_all()
-    reported(meter, main)
-    meter.landed(0.1)
-    first = measured.read_measured(main[MEASURED])["batch"].counts[CPU, ""]
-
-    def now() -> int:
-        return reported(meter, dict(main))["batch"].counts[CPU, ""]
-
-    with subprocess.Popen(burn, stdin=subprocess.PIPE) as child:
-        wait_for(lambda: now() >= first + 300, "the child's CPU time", 30)
-        assert child.poll() is None
-        child.communicate(b"\n")
-    # A child that has ended stays counted, and is not counted again.
-    after = reported(meter, main)["batch"].counts[CPU, ""]
-    assert first + 300 <= after <= first + cpu_in_all() - before + 150
-    # A stream of many in a process has none of it.
-    assert (CPU, "") not in reported(Meter("speed", Tally()), {})["speed"].counts
-
-
-def test_cpu_time_is_counted_once_and_not_at_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = "import time\nwhile time.process_time() < 0.3: pass"
-    monkeypatch.setattr(measured, "_counted", 0)
-    monkeypatch.setattr(measured, "_at", float("-inf"))
-    before = TALLY.totals()[CPU, ""]
-    measured.count_cpu()
-    counted = TALLY.totals()[CPU, ""]
-    assert 0 < counted - before <= measured.cpu_ms()
-    subprocess.run([sys.executable, "-c", busy], check=True)
-    measured.count_cpu()
-    assert TALLY.totals()[CPU, ""] == counted
-    monkeypatch.setattr(measured, "_at", float("-inf"))
-    measured.count_cpu()
-    assert TALLY.totals()[CPU, ""] - counted >= 300
+    assert counted[REFUSED, ""] == 1
 
 
 def test_however_long_a_stream_runs_the_property_stays_short() -> None:
