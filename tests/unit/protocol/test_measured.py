@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
-from proofs import bury
 
-from anabranch import job
 from anabranch.common import counters
 from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
 from anabranch.iceberg import commits, snapshots
 from anabranch.offsets.hours import start_of
-from anabranch.operations.reports import maintenance
 from anabranch.protocol import measured, watermarks
 from anabranch.protocol.measured import COMMIT, MAINTAINED, MEASURED, READABLE, STAGE, Meter, Size
 from speed_layer import plan
@@ -107,39 +104,6 @@ def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, wait
     )
 
 
-def reader(one: StreamLake) -> maintenance.ContentReader:
-    return maintenance.ContentReader(job.Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
-
-
-def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = four_hours(tmp_path)
-    running = "2026-11-21T04"
-    one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
-    bury(one, [(running, 0, 90), (running, 0, 91)], ["main"])
-    bury(one, [(HOURS[3], 0, 92), (HOURS[0], 0, 93)], ["main"])
-    for hour in HOURS[:2]:
-        accept(one, hour, 10)
-    asked = reader(one)
-    found = asked.read(one.state(), start_of(running) + timedelta(minutes=5))
-    assert found.rows == {"speed": 22, "batch": 20}
-    # Dead letters are those of the newest hours only.
-    assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
-    # No file is read twice.
-    monkeypatch.setattr(maintenance, "_reasons", None)
-    assert asked.read(one.state(), start_of(running) + timedelta(minutes=6)) == found
-
-
-def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next(
-    one: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for offset in range(3):
-        bury(one, [(FIRST, 0, offset)], ["main"])
-    monkeypatch.setattr(maintenance, "_OPENED", 2)
-    asked = reader(one)
-    assert asked.read(one.state(), NOW).dead_letters == {}
-    assert asked.read(one.state(), NOW).dead_letters == {FIRST: {"malformed": 3}}
-
-
 def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
@@ -153,8 +117,6 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
         "seconds"
     ]
     assert found == {READABLE: [1.5, {"2": 1}]}
-    shown = reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE]
-    assert shown == measured.Durations(1.5, {2: 1})
 
 
 # The table records the runs of maintenance: bounded, and each run, also beside other commits.
