@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -140,6 +140,20 @@ def _require_once(what: str, names: Iterable[str]) -> None:
         raise ValueError(
             f"expected each {what} once, found {min(repeated)!r} twice (case does not count)"
         )
+
+
+def require_column(
+    key: str, columns: Iterable[Column], name: str, types: Collection[str] = (), use: str = ""
+) -> Column:
+    """Return the column that a key names, of one of `types` (all, if empty), written without the
+    digits of a DECIMAL. Raises ValueError, which adds `use` to the types."""
+    column = next((column for column in columns if column.name == name), None)
+    if column is None:
+        raise ValueError(f"{key}: expected a column of the schema, found {name!r}")
+    if types and column.type.partition("(")[0] not in types:
+        expected = f"a column of type {', '.join(types).upper()}{use}"
+        raise ValueError(f"{key}: expected {expected}, found {name} {column.type.upper()}")
+    return column
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:

@@ -23,7 +23,7 @@ from anabranch.config.base import (
     one_or_many,
     repeated_name,
 )
-from anabranch.config.columns import RESCUED, ROW, Column, columns_ddl
+from anabranch.config.columns import RESCUED, ROW, Column, columns_ddl, require_column
 from anabranch.config.plain import GRACE, OWNER, parse_hour
 from anabranch.config.schema import parse_schema
 from anabranch.config.sections import (
@@ -55,6 +55,7 @@ from anabranch.config.views import (
 # Parquet has no Bloom filter for BOOLEAN. In FLOAT and DOUBLE, 0.0 equals -0.0, but a filter
 # distinguishes them.
 _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
+_SORT_TYPES = (*_BLOOM_TYPES, "boolean", "float", "double")
 
 RESERVED_COLUMNS = (
     "kafka_partition",
@@ -564,8 +565,8 @@ class Stream(Frozen):
         return self
 
     def _check_columns(self) -> None:
-        by_name = {column.name: column for column in self.columns}
-        if taken := [name for name in by_name if name.lower() in TAKEN_COLUMNS]:
+        names = [column.name for column in self.columns]
+        if taken := [name for name in names if name.lower() in TAKEN_COLUMNS]:
             raise ValueError(
                 f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}; "
                 "choose another, and read the field by `from` or `select`"
@@ -581,14 +582,13 @@ class Stream(Frozen):
                 "number fields that the schema does not have, found rescue"
             )
         check_columns(self.format, self.columns if self.select is None else self.fields)
+        own = [column for column in self.columns if not column.rescues]
         for name in self.key:
-            if name not in by_name or by_name[name].rescues:
-                raise ValueError(f"key: expected a column of the schema, found {name!r}")
-            if "map<" in by_name[name].type:
-                # Spark and DuckDB do not compare maps.
+            # Spark and DuckDB do not compare maps.
+            if "map<" in (column := require_column("key", own, name)).type:
                 raise ValueError(
                     f"key: expected columns that can be compared, found {name} "
-                    f"{by_name[name].type.upper()}"
+                    f"{column.type.upper()}"
                 )
         if taken := [t.name for t in self.egress if t.topic == self.topic]:
             raise ValueError(
@@ -596,14 +596,18 @@ class Stream(Frozen):
                 f"{taken[0]}"
             )
         if self.event_time is not None:
-            column = by_name.get(self.event_time.column)
-            if column is None or column.type != "timestamp":
+            require_column("event_time.column", own, self.event_time.column, ("timestamp",))
+        for key, types in (("sort", _SORT_TYPES), ("bloom", _BLOOM_TYPES)):
+            for name in getattr(self.files, key):
+                require_column(f"files.{key}", self.columns, name, types)
+        for field in self.partition_fields:
+            use = f" for {field.transform}"
+            require_column("partition", own, field.column, TYPES[field.transform], use)
+            if field.number and field.name in names:
                 raise ValueError(
-                    "event_time.column: expected a TIMESTAMP column of the schema, found "
-                    f"{self.event_time.column!r}"
+                    f"partition: expected no column with the name of the field {field}, found "
+                    f"{field.name}"
                 )
-        self._check_physical_design(by_name)
-        self._check_partition(by_name)
         self._check_keep()
 
     def _check_keep(self) -> None:
@@ -635,46 +639,6 @@ class Stream(Frozen):
     @property
     def partition_fields(self) -> tuple[PartitionField, ...]:
         return tuple(map(parse_field, self.partition))
-
-    def _check_partition(self, by_name: Mapping[str, Column]) -> None:
-        for field in self.partition_fields:
-            column, types = by_name.get(field.column), TYPES[field.transform]
-            if column is None or column.rescues:
-                raise ValueError(
-                    f"partition: expected a column of the schema, found {field.column!r}"
-                )
-            if column.type not in types:
-                known = ", ".join(t.upper() for t in types)
-                raise ValueError(
-                    f"partition: expected a column of type {known} for {field.transform}, found "
-                    f"{column.name} {column.type.upper()}"
-                )
-            if field.number and field.name in by_name:
-                raise ValueError(
-                    f"partition: expected no column with the name of the field {field}, found "
-                    f"{field.name}"
-                )
-
-    def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
-        for key in ("sort", "bloom"):
-            for name in getattr(self.files, key):
-                column = by_name.get(name)
-                if column is None:
-                    raise ValueError(
-                        f"files.{key}: expected a column of the schema, found {name!r}"
-                    )
-                kind = column.type.partition("(")[0]
-                if "<" in kind:
-                    raise ValueError(
-                        f"files.{key}: expected a column that is no array, map or struct, found "
-                        f"{name} {kind.upper()}"
-                    )
-                if key == "bloom" and kind not in _BLOOM_TYPES:
-                    known = ", ".join(t.upper() for t in _BLOOM_TYPES)
-                    raise ValueError(
-                        f"files.bloom: expected a column of type {known}, found {name} "
-                        f"{kind.upper()}"
-                    )
 
     @model_validator(mode="after")
     def _views_are_of_columns(self) -> Stream:

@@ -26,7 +26,7 @@ from anabranch.config.base import (
     one_or_many,
     repeated_name,
 )
-from anabranch.config.columns import Column
+from anabranch.config.columns import Column, require_column
 from anabranch.config.mistakes import unknown_key
 from anabranch.config.plain import parse_name
 
@@ -150,25 +150,12 @@ def check_view(view: View, columns: Sequence[Column]) -> None:
             f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with "
             f"{PARTIALS}"
         )
-    types = {column.name: column.type for column in columns}
     for column in view.group:
-        if column not in types:
-            raise ValueError(f"group: expected columns of the schema, found {column!r}")
-        if _plain(types[column]) not in _GROUPED:
-            raise ValueError(
-                f"group: expected {_words(_GROUPED)}, found {column} {types[column].upper()}"
-            )
+        require_column("group", columns, column, _GROUPED)
     for aggregate in view.aggregates:
-        what = f"aggregates.{aggregate.name}"
-        if aggregate.column is None:
-            continue
-        if aggregate.column not in types:
-            raise ValueError(f"{what}: expected a column of the schema, found {aggregate.column!r}")
-        kind, takes = types[aggregate.column], _TAKES.get(aggregate.function)
-        if takes is not None and _plain(kind) not in takes:
-            raise ValueError(
-                f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}"
-            )
+        if aggregate.column is not None:
+            key, takes = f"aggregates.{aggregate.name}", _TAKES.get(aggregate.function, ())
+            require_column(key, columns, aggregate.column, takes)
     if repeated := repeated_name(
         (*_TAKEN_COLUMNS, *view.group, *(a.name for a in view.aggregates))
     ):
@@ -229,11 +216,3 @@ def definition_digest(view: View, event_time: str, columns: Sequence[Column]) ->
         partials,
     ]
     return hashlib.sha256(json.dumps(definition).encode()).hexdigest()[:32]
-
-
-def _plain(kind: str) -> str:
-    return kind.partition("(")[0]
-
-
-def _words(kinds: Sequence[str]) -> str:
-    return f"a column of type {', '.join(k.upper() for k in kinds)}"

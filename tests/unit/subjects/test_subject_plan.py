@@ -182,7 +182,7 @@ def test_the_columns_of_a_table_are_the_streams_with_the_rescued_one() -> None:
     assert stream().with_columns(table_columns(table(ddl))).ddl == ddl
     of = stream(event_time=EventTime(column="at"))
     assert of.lacks_columns
-    found = r"event_time\.column: expected a TIMESTAMP column of the schema"
+    found = r"event_time\.column: expected a column of type TIMESTAMP, found at STRING"
     with pytest.raises(ConfigurationError, match=found):
         of.with_columns(parse_columns("id STRING NOT NULL, at STRING"))
     assert not of.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP")).lacks_columns
