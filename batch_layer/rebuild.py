@@ -32,6 +32,7 @@ from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import Progress, fields
 from anabranch.config import Stream
+from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.files import reports_missing_file
 from anabranch.iceberg.manifests import content_by_hour, files_by_hour
 from anabranch.iceberg.snapshots import has_landed
@@ -304,7 +305,8 @@ class Rebuilder:
         return RunFacts(began, parent=self._parent, root=self._root)
 
     def _with_run_facts(self, began: datetime, built: Built) -> Built:
-        """Return the hour with its run facts."""
+        """Return the hour with its run facts, and count the bytes written."""
+        count_written((file.file_path, file.file_size_in_bytes) for file in built.rows.files)
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
             self._run_facts(began),

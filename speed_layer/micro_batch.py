@@ -28,6 +28,7 @@ from anabranch.common.counters import S3_REQUESTS, TALLY, Tally, count_into
 from anabranch.common.errors import AnabranchError, MissingRight, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
+from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.parquet_writer import spark_columns
 from anabranch.iceberg.snapshots import Staged
@@ -755,8 +756,9 @@ class MicroBatches:
 
 
 def _count(staged: StagedBatch) -> None:
-    """Count the requests of workers: one per file."""
+    """Count the bytes of all files that tasks wrote, and the requests of workers: one per file."""
+    written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
+    count_written((f.file_path, f.file_size_in_bytes) for f in written)
     if isinstance(staged.rows, Written):
-        written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
         requests = sum(f.file_path.startswith("s3") for f in written)
         TALLY.count(S3_REQUESTS, "PutObject", requests)

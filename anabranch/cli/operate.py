@@ -17,19 +17,21 @@ from anabranch.cli.options import (
     conf_folder,
     explain,
     open_stream,
+    output_format,
     stream_argument,
 )
-from anabranch.cli.report import Report, Result, StreamReports, report
+from anabranch.cli.report import Report, Result, StreamReports, print_text, report
 from anabranch.common.deadline import KAFKA
 from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.common.deadline import Note
-    from anabranch.config import Environment, Stream
+    from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
     from anabranch.operations.check import Check
     from anabranch.operations.draft import Draft
     from anabranch.operations.reports.drift import SchemaDrift
+    from anabranch.subjects.follow import Planned
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +68,10 @@ def apply(
     until a file with these columns is applied. A table belongs to one stream; after its file was
     renamed, --renamed-from gives the table to the new name.
     """
+    from anabranch import config
     from anabranch.cli.render.rows import checked_text
+    from anabranch.common.logs import configure_logging
+    from anabranch.family_streams import FamilyStreams
 
     for flag, given, which in (
         ("--rolled-back", rolled_back, "whose file was put back"),
@@ -76,62 +81,106 @@ def apply(
             raise ConfigurationError(
                 f"{flag}: expected one STREAM, {which}; found {len(chosen.streams)}"
             )
-    selected = many.select(chosen)
-    for error in selected.unanswered:
+    configure_logging()
+    environment = config.load_environment(conf_folder())
+    families = FamilyStreams(environment, conf_folder())
+    selected = families.select(chosen.streams, chosen.group, chosen.every)
+    for error in families.unanswered:
         raise error
+    families.close()
+    is_text = output_format() == "text"
+    if is_text:
+        _list_new(environment, families.read_members, selected)
+    planned: dict[str, tuple[list[str], Stream | Exception]] = {}
+    for name, found in selected.items():
+        try:
+            registered, plan = _plan(environment, found, register, renamed_from)
+        except Exception as error:
+            planned[name] = [], error
+            continue
+        planned[name] = registered, plan.stream
+        if is_text:
+            print_text(f"{name}: {change}" for change in (*registered, *plan.changes))
 
     def applied() -> Iterator[tuple[str, Report[object]]]:
-        for name, found in selected.selected.items():
-            changes: list[str] = []
-            checked, errors = None, []
+        for name, (changes, found) in planned.items():
+            view = {"stream": name, "changes": changes, "check": None, "error": None}
             try:
-                checked = _apply(
-                    selected.environment, found, register, rolled_back, renamed_from, changes
-                )
+                if isinstance(found, Exception):
+                    raise found
+                made, check = _apply(environment, found, register, rolled_back, renamed_from)
             except Exception as error:
-                errors = [explain(error)]
-            lines = [*changes, *(checked_text(checked) if checked is not None else ())]
-            shown = lines or ([] if errors else ["nothing to change"])
-            view = {"stream": name, "changes": changes, "check": checked}
-            view["error"] = str(errors[0]) if errors else None
-            yield name, Report(view, [f"{name}: {line}" for line in shown], errors=errors)
+                failed = explain(error)
+                yield name, Report(view | {"error": str(failed)}, [], errors=(failed,))
+                continue
+            lines = [*made, *(checked_text(check) if check is not None else ())]
+            yield (
+                name,
+                Report(
+                    view | {"changes": [*changes, *made], "check": check},
+                    [f"{name}: {line}" for line in lines or ["nothing to change"]],
+                ),
+            )
 
     return StreamReports(applied())
 
 
-def _apply(
+def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
+    """Print the streams of families whose tables do not exist yet, before they are created."""
+    from anabranch import config
+    from anabranch.cli.render.changes import new_streams_text
+    from anabranch.iceberg.lake import Lake
+
+    streams = [stream for stream in config.loaded(selected) if stream.name in members]
+    lake = Lake(environment)
+    tables = set().union(
+        *map(lake.table_names, {stream.table.partition(".")[0] for stream in streams})
+    )
+    new = [stream for stream in streams if stream.table not in tables]
+    print_text(new_streams_text(new, members, len(streams)))
+
+
+def _plan(
     environment: Environment,
     found: Stream | ConfigurationError,
     register: bool,
-    rolled_back: bool,
     renamed_from: str | None,
-    changes: list[str],
-) -> Check | None:
-    """Add each change of a stream to `changes`: those that a subject plans, then those made. Return
-    the check of a stream that is new."""
+) -> tuple[list[str], Planned]:
+    """Register the stream's tables if asked, and plan its changes. Return the registrations as
+    text, and the stream with its columns and the changes of its subject."""
     from anabranch.iceberg.owner import open_lake
-    from anabranch.kafka.client import KafkaAdapter
-    from anabranch.operations.check import check
-    from anabranch.protocol import apply
     from anabranch.subjects.follow import plan_table, register_table
 
     if isinstance(found, ConfigurationError):
         raise found
     lake = open_lake(environment, found, renamed_from)
-    if register:
-        changes += register_table(found, lake)
-    planned = plan_table(environment, found, lake)
-    changes += planned.changes
-    stream = planned.stream
+    registered = register_table(found, lake) if register else []
+    return registered, plan_table(environment, found, lake)
+
+
+def _apply(
+    environment: Environment,
+    found: Stream,
+    register: bool,
+    rolled_back: bool,
+    renamed_from: str | None,
+) -> tuple[list[str], Check | None]:
+    """Return the changes, and the check of a stream that is new."""
+    from anabranch.iceberg.owner import open_lake
+    from anabranch.kafka.client import KafkaAdapter
+    from anabranch.operations.check import check
+    from anabranch.protocol import apply
+
     with KafkaAdapter(environment.kafka) as kafka:
-        is_new = not register and not lake.exists(stream.table)
-        changes += apply.apply(environment, stream, lake, kafka, register, rolled_back)
+        lake = open_lake(environment, found, renamed_from)
+        is_new = not register and not lake.exists(found.table)
+        changes = apply.apply(environment, found, lake, kafka, register, rolled_back)
         try:
-            return check(environment, stream, kafka) if is_new else None
+            return changes, check(environment, found, kafka) if is_new else None
         except AnabranchError as error:
             # The tables are there: what the check could not read does not undo that.
-            LOG.warning("stream %s: its newest records are not checked: %s", stream.name, error)
-            return None
+            LOG.warning("stream %s: its newest records are not checked: %s", found.name, error)
+            return changes, None
 
 
 @click.command()

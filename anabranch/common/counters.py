@@ -1,4 +1,4 @@
-"""Counters of a process: requests, failed attempts, refusals. Each publish records them
+"""Counters of a process: requests, bytes, failed attempts, refusals. Each publish records them
 (`anabranch.protocol.measured`).
 
 In a process of many streams, each stream's threads also count into a tally of the stream
@@ -22,6 +22,15 @@ REFUSED = "refused_publishes"
 """Publishes that were planned again because another one landed first."""
 S3_REQUESTS = "s3_requests"
 """Requests of this process to S3, by S3's operation names."""
+S3_BYTES = "s3_bytes"
+"""Bytes of S3 objects that this process has `read` and `written`; for rows, the bytes that the
+jobs' tasks wrote."""
+COMMITS = "commits"
+"""Commits of this process that landed, on any table of a stream: publishes, ledger rows, dead
+letters."""
+CPU = "cpu_ms"
+"""CPU time of a job's processes on the driver's machine, in milliseconds
+(`anabranch.protocol.measured`)."""
 
 
 class Tally:

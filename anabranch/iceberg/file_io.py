@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -37,7 +37,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from anabranch import config
-from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer, Transient
 from anabranch.iceberg.manifests import own_spec_id
 from anabranch.iceberg.private_api import open_file_system, retry_strategy, write_data_files
@@ -99,7 +99,7 @@ class _NewFile(PyArrowFile):
         # Our own client counts its requests.
         if self.location.startswith("s3") and isinstance(self._filesystem, S3FileSystem):
             TALLY.count(S3_REQUESTS, "PutObject")
-        # Parquet's writer accepts only PyArrow's own streams.
+        # Parquet's writer accepts only PyArrow's own streams; its callers count the bytes.
         return _Counted(stream, self) if self.location.endswith((".avro", ".json")) else stream
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class _WholeFile(PyArrowFile):
 
 
 class _Counted(OutputStream):
-    """A stream that sets its file's length when it is closed."""
+    """A stream that sets its file's length, and counts its bytes, when it is closed."""
 
     def __init__(self, stream: OutputStream, file: _NewFile) -> None:
         self._stream, self._file, self._length, self._open = stream, file, 0, True
@@ -162,12 +162,19 @@ class _Counted(OutputStream):
             self._file._length = self._length
             if self._remembered is not None:
                 self._remembered.put(self._file.location, b"".join(self._written))
+            count_written([(self._file.location, self._length)])
 
     def __enter__(self) -> OutputStream:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def count_written(files: Iterable[tuple[str, int]]) -> None:
+    """Count the bytes of the files on S3 among written files, given as (path, bytes)."""
+    if size := sum(size for path, size in files if path.startswith("s3")):
+        TALLY.count(S3_BYTES, "written", size)
 
 
 def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> list[DataFile]:
@@ -180,6 +187,7 @@ def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> 
         }
     )
     files = list(write_data_files(metadata, rows, table.io))
+    count_written((file.file_path, file.file_size_in_bytes) for file in files)
     for file in files:
         file.spec_id = metadata.default_spec_id
     return files

@@ -36,6 +36,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import Identifier
 
+from anabranch.common.counters import COMMITS, TALLY
 from anabranch.common.errors import MetadataGone, TableMissing, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
@@ -401,6 +402,7 @@ class Lake:
             if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             return Refused(error)
+        TALLY.count(COMMITS)
         delete_old_metadata(table, landed)
         after = landed.metadata, landed.metadata_location
         return Table(table.name(), *after, table.io, table.catalog)

@@ -18,7 +18,7 @@ from typing import IO, Any
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from anabranch import config
-from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import ConfigurationError, NoAnswer, NotOffered, Transient
 from anabranch.common.remote_errors import explain
 from anabranch.iceberg.vended import KeySource
@@ -369,6 +369,7 @@ class ObjectStore:
     def _body(self, **named: str) -> tuple[bytes, str]:
         answer = self._client.get_object(**named)
         body: bytes = answer["Body"].read()
+        TALLY.count(S3_BYTES, "read", len(body))
         return body, answer["ETag"]
 
     def _ask(self, doing: str, absent: Set[str | int], ask: Callable[[], Any]) -> Any:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -24,9 +26,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import psutil
 from pyiceberg.table import Table
 
-from anabranch.common.counters import TALLY, Counts, Tally
+from anabranch.common.counters import CPU, TALLY, Counts, Tally
 from anabranch.common.json_values import dump, parse, read_stored
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
@@ -126,6 +129,10 @@ def read_measured(text: str | None) -> dict[Layer, Measured]:
 class Meter:
     """A meter of a job: it adds the measurements since the last landed publish to each publish. For
     one thread.
+
+    With the process's own tally they include the CPU time of the job's processes, from their start
+    on. In a process with many streams, each stream has a tally of its own: its share of the CPU
+    time is unknown.
     """
 
     def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
@@ -138,6 +145,8 @@ class Meter:
     ) -> dict[str, str]:
         """Return the properties of a publish on `main`: the totals so far, with these durations and
         everything not published yet."""
+        if self._tally is TALLY:
+            count_cpu()
         self._pending = self._tally.totals()
         totals = read_measured(main.get(MEASURED))
         last = [(COMMIT, self._commit)] if self._commit is not None else []
@@ -151,6 +160,45 @@ class Meter:
     def landed(self, commit_seconds: float) -> None:
         """Record that the last measurements have landed, and the seconds of their commit."""
         self._published, self._commit = self._pending, commit_seconds
+
+
+_EVERY_SECONDS = 10.0
+"""Minimum time between two readings: one takes some milliseconds, a publish may come each
+second."""
+
+_alone = threading.Lock()
+_counted, _at = 0, float("-inf")
+
+
+def count_cpu() -> None:
+    """Add the CPU time since the previous call, at first since the processes began, to the
+    process's tally; nothing within ten seconds: a later call counts that time."""
+    global _counted, _at
+    with _alone:
+        if time.monotonic() - _at < _EVERY_SECONDS:
+            return
+        now = cpu_ms()
+        TALLY.count(CPU, n=max(0, now - _counted))
+        _counted, _at = max(now, _counted), time.monotonic()
+
+
+def cpu_ms() -> int:
+    """Return the CPU time of the job's processes since they began, in milliseconds, including
+    workers that have ended. Executors on other machines are not included."""
+    own = psutil.Process()
+    parent = own.parent()
+    # spark-submit starts the driver's Python from the JVM; PySpark starts the JVM from Python.
+    root = parent if parent is not None and parent.name() == "java" else own
+    return round(1000 * sum(map(_seconds, [root, *root.children(recursive=True)])))
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and its ended children; 0 if it has ended."""
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return used.user + used.system + used.children_user + used.children_system
 
 
 MAINTAINED = "anabranch.maintained"

@@ -66,6 +66,7 @@ def test_the_whole_path_by_command_line(world: Make) -> None:
     page.readers[one.name].refresh()
     measured = browser(page).get("/metrics").text
     assert f'anabranch_freshness_seconds{{stream="{one.name}"}} 0.0' in measured
+    assert f'anabranch_acceptance_seconds{{stream="{one.name}"}}' in measured
     assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in measured
     # The processes that measured these have ended.
     for counted in ("anabranch_readable_after_seconds_count", "anabranch_stage_seconds_count"):

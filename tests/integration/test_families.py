@@ -38,8 +38,12 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Make) -> Non
     }
 
     printed = call(one, "apply", "--group", "small")
-    assert f"fam_orders: created table {table}.orders\n" in printed
-    assert f"fam_user_events: created table {table}.user_events\n" in printed
+    [first, second, third, *done] = printed.splitlines()
+    assert first == "families: 2 new of 2 streams"
+    assert second == f"family fam: topic {orders}: stream fam_orders, table {table}.orders"
+    assert third.startswith(f"family fam: topic {events}: ")
+    assert f"fam_orders: created table {table}.orders" in done
+    assert f"fam_user_events: created table {table}.user_events" in done
     assert shown(one, "status", "fam_orders")["topic"] == orders
 
     with one.admin() as admin:

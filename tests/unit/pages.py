@@ -106,7 +106,7 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> Readings:
         "lag": Lag(180, {0: 100, 1: 80}),
         "last_publish": dict.fromkeys(("speed", "batch", "main"), as_of - timedelta(seconds=2)),
         "first_hour": shift(running, -5 * 365 * 24), "open_hour": running,
-        "newest_accepted": accepted,
+        "newest_accepted": accepted, "accepted_at": None,
         "waiting_since": as_of - timedelta(seconds=2), "complete_through": accepted, "to_seal": [],
         "backlog": [], "refused": [],
         "hours": dict.fromkeys(hours_between(shift(running, -48), running), "batch"),

@@ -1,12 +1,17 @@
-"""Report of maintenance: past runs, pending work, and the size of a stream's tables."""
+"""Report of maintenance: past runs, pending work, and the size of a stream's tables; and counts of
+the content of `main`: rows by serving layer, dead letters of the newest hours by reason, and the
+jobs' measurements. Repeated reads cache the reasons of immutable files."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
@@ -14,16 +19,22 @@ from anabranch.common.errors import AnabranchError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT
-from anabranch.iceberg.manifests import content_by_hour
+from anabranch.iceberg.manifests import (
+    content_by_hour,
+    files_by_hour,
+)
 from anabranch.iceberg.snapshots import BRANCHES, head, is_tag, total
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.protocol.dead_letters import is_done
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
+    MEASURED,
     MaintenanceRun,
+    Measured,
     Size,
     newest_complete,
+    read_measured,
     read_runs,
 )
 from anabranch.protocol.state import State
@@ -48,15 +59,13 @@ class TableGrowth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """The recorded runs, newest first, and the current state. `rows`: those of `main`, by the layer
-    that serves them. `speed_files`: the number of speed files in `main` by hour, for the
-    `HOURS_SHOWN` hours with the most. `letters_wait_since`: the time of the oldest publish of rows
-    whose dead letters are not published yet. `unread`: the error of each table that could not be
-    read."""
+    """The recorded runs, newest first, and the current state. `speed_files`: the number of speed
+    files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `letters_wait_since`:
+    the time of the oldest publish of rows whose dead letters are not published yet. `unread`: the
+    error of each table that could not be read."""
 
     runs: Sequence[MaintenanceRun] = ()
     tables: Mapping[str, TableGrowth] = field(default_factory=dict)
-    rows: Mapping[Layer, int] = field(default_factory=dict)
     speed_files: Mapping[str, int] = field(default_factory=dict)
     letters_wait_since: datetime | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -110,18 +119,11 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
                 pending = tuple(item for item in pending if not is_done(table, item))
         except AnabranchError as error:
             unread[name] = str(error)
-    speed = content_by_hour(state.table, "main", speed_hours(state, now))
-    most = sorted(speed, key=lambda hour: (-speed[hour].files, hour))[:HOURS_SHOWN]
-    speed_rows = sum(content.rows for content in speed.values())
     since = min((datetime.fromisoformat(str(item["at"])) for item in pending), default=None)
     return Maintenance(
         runs=read_runs(state.table.properties),
         tables=tables,
-        rows={
-            "speed": speed_rows,
-            "batch": total(head(state.table, "main"), "records") - speed_rows,
-        },
-        speed_files={hour: speed[hour].files for hour in sorted(most)},
+        speed_files=_speed_files(state, now),
         letters_wait_since=since.replace(tzinfo=since.tzinfo or UTC) if since is not None else None,
         unread=unread,
     )
@@ -153,9 +155,18 @@ def _growth(table: Table, main: Snapshot | None, manifests: int, expirable: int)
     )
 
 
-def speed_hours(state: State, now: datetime) -> list[str]:
+def _speed_files(state: State, now: datetime) -> dict[str, int]:
+    served = speed_hours(state, max(state.timeline.open, hour_of(now)))
+    files = {
+        hour: content.files
+        for hour, content in content_by_hour(state.table, "main", served).items()
+    }
+    most = sorted(files, key=lambda hour: (-files[hour], hour))[:HOURS_SHOWN]
+    return {hour: files[hour] for hour in sorted(most)}
+
+
+def speed_hours(state: State, running: str) -> list[str]:
     """Return the hours up to the running one that the speed layer serves in `main`. Pure."""
-    running = max(state.timeline.open, hour_of(now))
     hours = {
         *state.timeline.sealed,
         *state.overrides,
@@ -176,3 +187,65 @@ def last_run_words(view: Maintenance) -> str:
     if complete is not None:
         before = f"the last complete run ended at {complete.ended.isoformat(timespec='seconds')}"
     return f"steps failed at {last.ended.isoformat(timespec='seconds')}: {steps}; {before}"
+
+
+NEWEST_HOURS = 3
+"""Number of newest hours, including the running one, whose dead letters are counted by reason."""
+# Maximum number of new dead-letter files that one read opens; later reads count the rest.
+_OPENED = 64
+
+
+@dataclass(frozen=True)
+class MainContent:
+    """Rows of `main` by serving layer, dead letters of the newest hours by hour and reason (without
+    hours that are not fully counted yet), and measurements by layer."""
+
+    rows: Mapping[Layer, int] = field(default_factory=dict)
+    dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    measured: Mapping[Layer, Measured] = field(default_factory=dict)
+
+
+class ContentReader:
+    """Reader of a stream's content. Not thread-safe."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._reasons: dict[str, Counter[str]] = {}
+
+    def read(self, state: State, now: datetime) -> MainContent:
+        """Return the content at a state. Raises Transient when the lake is unreachable."""
+        job = self._job
+        running = max(state.timeline.open, hour_of(now))
+        return MainContent(
+            rows=_rows_by_layer(state, running),
+            dead_letters=self._dead_letters(job.lake.load(job.stream.dead_letters_table), running),
+            measured=read_measured(state.branch_properties["main"].get(MEASURED)),
+        )
+
+    def _dead_letters(self, table: Table, running: str) -> dict[str, dict[str, int]]:
+        hours = [shift(running, -back) for back in range(NEWEST_HOURS)]
+        by_hour = files_by_hour(table, "main", hours)
+        files = [file for hour in hours for file in by_hour.get(hour, {}).values()]
+        known = {
+            f.file_path: self._reasons[f.file_path] for f in files if f.file_path in self._reasons
+        }
+        for file in [f for f in files if f.file_path not in known][:_OPENED]:
+            known[file.file_path] = _reasons(table, file)
+        self._reasons = known
+        return {
+            hour: dict(sum((known[path] for path in paths), Counter[str]()))
+            for hour, paths in sorted(by_hour.items())
+            if paths.keys() <= known.keys()
+        }
+
+
+def _reasons(table: Table, file: DataFile) -> Counter[str]:
+    with lake_errors(f"read {file.file_path}"), table.io.new_input(file.file_path).open() as stream:
+        codes = pq.read_table(stream, columns=["error_code"])["error_code"].value_counts()
+    return Counter({pair["values"]: pair["counts"] for pair in codes.to_pylist()})
+
+
+def _rows_by_layer(state: State, running: str) -> dict[Layer, int]:
+    by_speed = content_by_hour(state.table, "main", speed_hours(state, running)).values()
+    speed = sum(content.rows for content in by_speed)
+    return {"speed": speed, "batch": total(head(state.table, "main"), "records") - speed}

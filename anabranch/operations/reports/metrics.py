@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.output import text as text_of
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
@@ -27,7 +27,7 @@ from anabranch.job import groups_of
 from anabranch.offsets.hours import end_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
-from anabranch.operations.reports.maintenance import HOURS_SHOWN, TableGrowth
+from anabranch.operations.reports.maintenance import HOURS_SHOWN, NEWEST_HOURS, TableGrowth
 from anabranch.operations.reports.reading import Readings
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations
 from anabranch.protocol.watermarks import complete_through_all
@@ -128,6 +128,11 @@ def _last_publish(r: Readings) -> Values:
     }
 
 
+def _acceptance(r: Readings) -> float | None:
+    hour, at = r.status.newest_accepted, r.status.accepted_at
+    return (at - end_of(hour)).total_seconds() if hour is not None and at is not None else None
+
+
 def _served(r: Readings) -> Values:
     served = list(r.status.hours.values())
     return {(layer,): served.count(layer) for layer in ("speed", "batch")}
@@ -151,24 +156,32 @@ def _dead_ratio(r: Readings) -> float | None:
     return share.share if share is not None else None
 
 
+def _hour_dead_letters(r: Readings) -> Values:
+    return {
+        (hour, reason): n
+        for hour, of_hour in r.content.dead_letters.items()
+        for reason, n in of_hour.items()
+    }
+
+
 def _durations(key: str) -> Callable[[Readings], Values]:
     return lambda r: {
         (layer,): measured.durations[key]
-        for layer, measured in r.measured.items()
+        for layer, measured in r.content.measured.items()
         if key in measured.durations
     }
 
 
-def _counts(key: str, *known: str) -> Callable[[Readings], Values]:
-    """Return the counts by layer and label. Those of `known` labels begin at 0, because PromQL's
-    increase() does not see a counter's first value."""
+def _counts(key: str, *known: str, of_one: int = 1) -> Callable[[Readings], Values]:
+    """Return the counts by layer and label, `of_one` of them as one. Those of `known` labels begin
+    at 0, because PromQL's increase() does not see a counter's first value."""
 
     def by_layer(r: Readings) -> Values:
         found: dict[tuple[str, ...], float] = {}
-        for layer, measured in r.measured.items():
+        for layer, measured in r.content.measured.items():
             counts = {label: n for (name, label), n in measured.counts.items() if name == key}
             for label, n in (dict.fromkeys(known, 0) | counts).items():
-                found[(layer, label) if label else (layer,)] = n
+                found[(layer, label) if label else (layer,)] = n / of_one
         return found
 
     return by_layer
@@ -257,6 +270,11 @@ READ: tuple[Row[Readings], ...] = (
         "Time since the end of the oldest hour that is not complete; 0 before its end.",
         lambda r: status.completeness_seconds(r.status, r.at),
     ),
+    Row(
+        "acceptance_seconds",
+        "Time from the end of the newest accepted hour until its first acceptance.",
+        _acceptance,
+    ),
     Row("hours_to_seal", "Ended hours that are not sealed.", lambda r: len(r.status.to_seal)),
     Row("hours_waiting", "Sealed hours that are not accepted.", lambda r: len(r.status.backlog)),
     Row("hours_refused", "Refused hours, not accepted since.", lambda r: len(r.status.refused)),
@@ -322,8 +340,14 @@ READ: tuple[Row[Readings], ...] = (
     Row(
         "rows",
         "Rows in main, by the layer that wrote them.",
-        lambda r: {(layer,): n for layer, n in r.maintenance.rows.items()},
+        lambda r: {(layer,): n for layer, n in r.content.rows.items()},
         _LAYER,
+    ),
+    Row(
+        "hour_dead_letters",
+        f"Dead letters in main of the {NEWEST_HOURS} newest hours, by reason.",
+        _hour_dead_letters,
+        ("hour", "reason"),
     ),
     Row(
         "maintained_timestamp_seconds",
@@ -414,10 +438,31 @@ READ: tuple[Row[Readings], ...] = (
         CounterMetricFamily,
     ),
     Row(
+        "commits",
+        "Commits of jobs to the stream's tables.",
+        _counts(COMMITS, ""),
+        _LAYER,
+        CounterMetricFamily,
+    ),
+    Row(
+        "s3_bytes",
+        "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM.",
+        _counts(S3_BYTES, "read", "written"),
+        ("layer", "direction"),
+        CounterMetricFamily,
+    ),
+    Row(
         "s3_requests",
         "S3 requests of the jobs' Python, without those of Spark's JVM.",
         _counts(S3_REQUESTS),
         ("layer", "operation"),
+        CounterMetricFamily,
+    ),
+    Row(
+        "cpu_seconds",
+        "CPU time of jobs of one stream on their own machine, without executors on others.",
+        _counts(CPU, of_one=1000),
+        _LAYER,
         CounterMetricFamily,
     ),
 )

@@ -21,12 +21,12 @@ from anabranch.job import Job, StreamFolder
 from anabranch.operations.reports import acts, status
 from anabranch.operations.reports.acts import ActRecord
 from anabranch.operations.reports.maintenance import (
+    ContentReader,
+    MainContent,
     Maintenance,
     read_maintenance,
 )
 from anabranch.operations.reports.status import StreamStatus
-from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.measured import MEASURED, Measured, read_measured
 from anabranch.protocol.state import load_state
 
 LOG = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ _ACTS = 20  # newest acts read
 
 @dataclass(frozen=True)
 class Readings:
-    """The reports of a stream at one state of its table, read at a time: its status, the jobs'
-    measurements by layer, its maintenance, and operators' newest acts (newest first)."""
+    """The reports of a stream at one state of its table, read at a time: its status, the content of
+    `main`, its maintenance, and operators' newest acts (newest first)."""
 
     at: datetime
     status: StreamStatus
-    measured: Mapping[Layer, Measured] = field(default_factory=dict)
+    content: MainContent = field(default_factory=MainContent)
     maintenance: Maintenance = field(default_factory=Maintenance)
     acts: Sequence[ActRecord] = ()
 
@@ -59,7 +59,8 @@ def open_reader(
     job: Job, late_after: timedelta, now: Callable[[], datetime]
 ) -> Callable[[], Readings]:
     """Return a function that reads a stream's reports. It raises Transient when Kafka or the lake
-    is unreachable or this machine's clock is wrong."""
+    is unreachable or this machine's clock is wrong, and is not thread-safe."""
+    content = ContentReader(job)
     patience = status.late_after(job.stream, late_after)
 
     def read() -> Readings:
@@ -69,7 +70,7 @@ def open_reader(
         return Readings(
             at,
             status.status_of(job, state, patience),
-            read_measured(state.branch_properties["main"].get(MEASURED)),
+            content.read(state, at),
             read_maintenance(job, state, at),
             acts.acts(job)[: -_ACTS - 1 : -1],
         )

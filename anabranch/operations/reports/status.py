@@ -95,23 +95,23 @@ class StreamStatus:
 
     `unreadable`: why both jobs refuse to read the topic; None if they read it, or never did.
     `late`: why the speed layer is late; None if it is not, or was not checked. `newest_accepted`:
-    the newest accepted hour; `complete_through`: the last hour that is accepted together with all
-    earlier ones; both None without an accepted hour. `waiting_since`: the Kafka timestamp of the
-    oldest record that `main` lacks, never earlier than the freshness of `main`; None if it lacks
-    none. `retention`: the topic's retention time; None if unlimited. `unknown`: the unknown fields
-    of the newest accepted hour; None if not counted. `refused_restatements`: accepted hours whose
-    newest restatement was refused, until one is accepted or an operator sets the serving layer.
-    `holds`: the hours that operators keep beyond their time. `overrides`: the layer that an
-    operator chose, by hour. `expired`: the hours whose rows have expired (`expired_hours` counts
-    them). `overdue`: the hours that should have expired. `unmaintained`: how the last maintenance
-    ended, if none completed for two days. `hours`: the sealed hours that the table lists
-    individually; all older ones are accepted and served by batch. `speed_has_begun`: whether the
-    speed layer ever published. `newest_counts`: those of the newest accepted hour, if the ledger
-    has them. `dead_shares`: the dead letters of the hours that are not accepted, as counted by a
-    refused build, else in `main`; hours without records are absent. `too_many_dead`: those hours
-    among them that have more than `quality.max_dead`. `conflicts`: the duplicates with other
-    content, of the newest accepted hour and of those that are not accepted. `views`: how far each
-    view is precomputed, if asked for.
+    the newest accepted hour; `accepted_at`: its first acceptance, if the ledger has it;
+    `complete_through`: the last hour that is accepted together with all earlier ones; all None
+    without an accepted hour. `waiting_since`: the Kafka timestamp of the oldest record that `main`
+    lacks, never earlier than the freshness of `main`; None if it lacks none. `retention`: the
+    topic's retention time; None if unlimited. `unknown`: the unknown fields of the newest accepted
+    hour; None if not counted. `refused_restatements`: accepted hours whose newest restatement was
+    refused, until one is accepted or an operator sets the serving layer. `holds`: the hours that
+    operators keep beyond their time. `overrides`: the layer that an operator chose, by hour.
+    `expired`: the hours whose rows have expired (`expired_hours` counts them). `overdue`: the hours
+    that should have expired. `unmaintained`: how the last maintenance ended, if none completed for
+    two days. `hours`: the sealed hours that the table lists individually; all older ones are
+    accepted and served by batch. `speed_has_begun`: whether the speed layer ever published.
+    `newest_counts`: those of the newest accepted hour, if the ledger has them. `dead_shares`: the
+    dead letters of the hours that are not accepted, as counted by a refused build, else in `main`;
+    hours without records are absent. `too_many_dead`: those hours among them that have more than
+    `quality.max_dead`. `conflicts`: the duplicates with other content, of the newest accepted hour
+    and of those that are not accepted. `views`: how far each view is precomputed, if asked for.
     """
 
     stream: str
@@ -126,6 +126,7 @@ class StreamStatus:
     first_hour: str
     open_hour: str
     newest_accepted: str | None
+    accepted_at: datetime | None
     complete_through: str | None
     waiting_since: datetime | None
     to_seal: Sequence[str]
@@ -180,7 +181,9 @@ class StreamStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status as a JSON object; times have their UTC offset."""
-        moments = {name: getattr(self, name) for name in ("position_since", "waiting_since")}
+        moments = {
+            name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")
+        }
         return vars(self) | _iso(moments) | {"last_publish": _iso(self.last_publish)}
 
 
@@ -364,6 +367,10 @@ def status_of(
         first_hour=state.timeline.first,
         open_hour=state.timeline.open,
         newest_accepted=newest,
+        accepted_at=min(
+            (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")),
+            default=None,
+        ),
         complete_through=watermarks.complete_through(state),
         waiting_since=waiting,
         to_seal=ended,

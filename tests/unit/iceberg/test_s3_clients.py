@@ -12,6 +12,7 @@ from botocore.stub import Stubber
 from pyarrow.fs import S3FileSystem
 from servers import QuietHandler, in_threads
 
+from anabranch.common.counters import S3_BYTES, Tally, counting
 from anabranch.common.errors import AnabranchError
 from anabranch.config import S3
 from anabranch.iceberg.file_io import LakeFileIO
@@ -106,11 +107,12 @@ def test_pyarrow_gets_the_certificates_to_trust(tmp_path: Path) -> None:
     assert options(**{"s3.ca": ca})["allow_delayed_open"]
 
 
-def test_an_object_may_be_absent(shared: dict[str, Path]) -> None:
-    store = open_store(S3(endpoint=NOWHERE))
-    with Stubber(store._client) as client:
+def test_bytes_of_an_object_that_may_be_absent_are_counted(shared: dict[str, Path]) -> None:
+    store, tally = open_store(S3(endpoint=NOWHERE)), Tally()
+    with Stubber(store._client) as client, counting(tally):
         body = StreamingBody(BytesIO(b"abcde"), 5)
         client.add_response("get_object", {"Body": body, "ETag": "one"})
         assert store.find("bucket", "key") == (b"abcde", "one")
         client.add_client_error("get_object", "NoSuchKey", http_status_code=404)
         assert store.find("bucket", "other") is None
+    assert tally.totals()[S3_BYTES, "read"] == 5

@@ -47,7 +47,7 @@ STATUS = StreamStatus(
     stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5},
     position_since=NOW, late=None, lag=Lag(0, {}), last_publish={}, first_hour="2026-11-21T00",
     open_hour="2026-11-21T12", newest_accepted=None, complete_through=None, to_seal=(), backlog=(),
-    refused=(), hours={}, unexplained={}, dead_letters=0, lost={},
+    refused=(), hours={}, unexplained={}, dead_letters=0, lost={}, accepted_at=None,
     waiting_since=None,
 )  # fmt: skip
 

@@ -23,14 +23,14 @@ from starlette.testclient import TestClient
 from waiting import wait_for
 
 from anabranch import config
-from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.iceberg.clock import Clock
 from anabranch.job import Job, StreamFolder
 from anabranch.operations.page.app import Page, Settings
 from anabranch.operations.reports import maintenance, metrics, reading, status
 from anabranch.operations.reports.reading import Failure, Readings, TimedValue, open_reader
 from anabranch.operations.reports.status import Lag, StreamStatus
-from anabranch.protocol import ledger_row, measured
+from anabranch.protocol import measured
 from anabranch.protocol.ledger_row import HourShare, UnknownField, UnknownFields
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, STAGE, Durations, Measured, Size
 from anabranch.protocol.retention import Overdue
@@ -43,7 +43,7 @@ VIEW = StreamStatus(
     position={0: 93, 1: 50}, position_since=NOW - timedelta(seconds=90), lag=Lag(7, {0: 7, 1: 0}),
     last_publish={"speed": NOW, "batch": None, "main": NOW}, waiting_since=NOW - timedelta(seconds=90),
     first_hour="2026-11-20T22", open_hour="2026-11-21T02", newest_accepted="2026-11-20T23",
-    complete_through="2026-11-20T23",
+    accepted_at=NOW - timedelta(hours=2, minutes=50), complete_through="2026-11-20T23",
     backlog=["2026-11-21T00", "2026-11-21T01"], refused=["2026-11-21T01"],
     hours={"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
     unexplained={"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
@@ -54,15 +54,22 @@ VIEW = StreamStatus(
 )  # fmt: skip
 
 
-MEASURED: dict[ledger_row.Layer, Measured] = {
-    "speed": Measured(
-        {measured.READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
-        {(RETRIES, "kafka"): 2, (S3_REQUESTS, "GetObject"): 7},
-    ),
-    "batch": Measured(
-        dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}
-    ),
-}  # fmt: skip
+CONTENT = maintenance.MainContent(
+    rows={"speed": 9, "batch": 91},
+    dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
+    measured={
+        "speed": Measured(
+            {measured.READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
+            {
+                (RETRIES, "kafka"): 2, (S3_REQUESTS, "GetObject"): 7, (S3_BYTES, "written"): 4096,
+                (COMMITS, ""): 12, (CPU, ""): 1500,
+            },
+        ),
+        "batch": Measured(
+            dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}
+        ),
+    },
+)  # fmt: skip
 
 
 AT = NOW - timedelta(hours=2)
@@ -71,7 +78,6 @@ DONE = measured.MaintenanceRun(
 )
 MAINTENANCE = maintenance.Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
-    rows={"speed": 9, "batch": 91},
     tables={"events": maintenance.TableGrowth(9000, 40, 3, 12, 80, 100, 6)},
     speed_files={"2026-11-21T00": 31},
     letters_wait_since=NOW - timedelta(seconds=30),
@@ -79,8 +85,7 @@ MAINTENANCE = maintenance.Maintenance(
 )
 
 
-OVERDUE = replace(VIEW, overdue=Overdue(3, "2026-11-20T22", None))
-READ = Readings(NOW, OVERDUE, MEASURED, MAINTENANCE)
+READ = Readings(NOW, replace(VIEW, overdue=Overdue(3, "2026-11-20T22", None)), CONTENT, MAINTENANCE)
 
 
 def scraped(
@@ -292,7 +297,7 @@ def _of_groups(**streams: metrics.ScrapedStream) -> dict[tuple[str, ...], float]
 def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
     def answer(through: str | None, group: str | None = "small") -> metrics.ScrapedStream:
         view = replace(VIEW, complete_through=through)
-        return scraped(Readings(NOW, view), group=group)
+        return scraped(Readings(NOW, view, CONTENT, MAINTENANCE), group=group)
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
     ended = datetime(2026, 11, 21, tzinfo=UTC)

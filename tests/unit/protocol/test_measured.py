@@ -2,19 +2,27 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
+from proofs import bury
+from waiting import wait_for
 
+from anabranch import job
 from anabranch.common import counters
-from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_REQUESTS, TALLY, Tally
 from anabranch.iceberg import commits, snapshots
 from anabranch.offsets.hours import start_of
+from anabranch.operations.reports import maintenance
 from anabranch.protocol import measured, watermarks
 from anabranch.protocol.measured import COMMIT, MAINTAINED, MEASURED, READABLE, STAGE, Meter, Size
 from speed_layer import plan
@@ -62,13 +70,58 @@ def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(TALLY.count, S3_REQUESTS, "PutObject").result()
         with ThreadPoolExecutor(1, initializer=counters.count_into, initargs=(one,)) as pool:
-            pool.submit(TALLY.count, REFUSED).result()
+            pool.submit(TALLY.count, COMMITS).result()
     TALLY.count(S3_REQUESTS, "GetObject")
-    assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (REFUSED, ""): 1}
+    assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (COMMITS, ""): 1}
     assert other.totals() == {(S3_REQUESTS, "GetObject"): 5}
     counted = TALLY.totals() - before
     assert (counted[S3_REQUESTS, "GetObject"], counted[S3_REQUESTS, "PutObject"]) == (8, 1)
-    assert counted[REFUSED, ""] == 1
+    assert counted[COMMITS, ""] == 1
+
+
+def cpu_in_all() -> int:
+    """The CPU time of this process, its ended children, and others that tests left running."""
+    running = psutil.Process().children(recursive=True)
+    return round(1000 * (sum(os.times()[:4]) + sum(map(measured._seconds, running))))
+
+
+def test_a_processs_cpu_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
+    monkeypatch.setattr(measured, "_EVERY_SECONDS", 0.0)
+    meter, main = Meter("batch"), dict[str, str]()
+    before = cpu_in_all()
+    reported(meter, main)
+    meter.landed(0.1)
+    first = measured.read_measured(main[MEASURED])["batch"].counts[CPU, ""]
+
+    def now() -> int:
+        return reported(meter, dict(main))["batch"].counts[CPU, ""]
+
+    with subprocess.Popen(burn, stdin=subprocess.PIPE) as child:
+        wait_for(lambda: now() >= first + 300, "the child's CPU time", 30)
+        assert child.poll() is None
+        child.communicate(b"\n")
+    # A child that has ended stays counted, and is not counted again.
+    after = reported(meter, main)["batch"].counts[CPU, ""]
+    assert first + 300 <= after <= first + cpu_in_all() - before + 150
+    # A stream of many in a process has none of it.
+    assert (CPU, "") not in reported(Meter("speed", Tally()), {})["speed"].counts
+
+
+def test_cpu_time_is_counted_once_and_not_at_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    monkeypatch.setattr(measured, "_counted", 0)
+    monkeypatch.setattr(measured, "_at", float("-inf"))
+    before = TALLY.totals()[CPU, ""]
+    measured.count_cpu()
+    counted = TALLY.totals()[CPU, ""]
+    assert 0 < counted - before <= measured.cpu_ms()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    measured.count_cpu()
+    assert TALLY.totals()[CPU, ""] == counted
+    monkeypatch.setattr(measured, "_at", float("-inf"))
+    measured.count_cpu()
+    assert TALLY.totals()[CPU, ""] - counted >= 300
 
 
 def test_however_long_a_stream_runs_the_property_stays_short() -> None:
@@ -104,6 +157,39 @@ def test_the_oldest_rows_wait(one: StreamLake, ago: int, fresh: int | None, wait
     )
 
 
+def reader(one: StreamLake) -> maintenance.ContentReader:
+    return maintenance.ContentReader(job.Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
+
+
+def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = four_hours(tmp_path)
+    running = "2026-11-21T04"
+    one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
+    bury(one, [(running, 0, 90), (running, 0, 91)], ["main"])
+    bury(one, [(HOURS[3], 0, 92), (HOURS[0], 0, 93)], ["main"])
+    for hour in HOURS[:2]:
+        accept(one, hour, 10)
+    asked = reader(one)
+    found = asked.read(one.state(), start_of(running) + timedelta(minutes=5))
+    assert found.rows == {"speed": 22, "batch": 20}
+    # Dead letters are those of the newest hours only.
+    assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
+    # No file is read twice.
+    monkeypatch.setattr(maintenance, "_reasons", None)
+    assert asked.read(one.state(), start_of(running) + timedelta(minutes=6)) == found
+
+
+def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next(
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for offset in range(3):
+        bury(one, [(FIRST, 0, offset)], ["main"])
+    monkeypatch.setattr(maintenance, "_OPENED", 2)
+    asked = reader(one)
+    assert asked.read(one.state(), NOW).dead_letters == {}
+    assert asked.read(one.state(), NOW).dead_letters == {FIRST: {"malformed": 3}}
+
+
 def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
@@ -117,6 +203,8 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
         "seconds"
     ]
     assert found == {READABLE: [1.5, {"2": 1}]}
+    shown = reader(one).read(one.state(), NOW).measured["speed"].durations[READABLE]
+    assert shown == measured.Durations(1.5, {2: 1})
 
 
 # The table records the runs of maintenance: bounded, and each run, also beside other commits.
