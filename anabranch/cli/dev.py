@@ -178,7 +178,7 @@ def produce(
     acknowledged. Ctrl-C flushes, and prints the numbers so far.
     """
     from anabranch import config
-    from anabranch.common.errors import ConfigurationError, Transient
+    from anabranch.common.errors import ConfigurationError
     from anabranch.dev.producers import produce as producing
     from anabranch.dev.producers.events import KINDS, Ack
 
@@ -219,12 +219,8 @@ def produce(
     }
     text = _sent_text(view, time.monotonic() - began)
     yield Event(view, text, exit_code=128 + signals[0] if signals else 0)
-    if sent.failed and not signals:
-        raise Transient(
-            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found "
-            f"{sent.acknowledged}; the first failure: {sent.first_error}. 'anabranch dev up' "
-            "starts a broker that does not run."
-        )
+    if not signals:
+        producing.require_acknowledged(f"dev produce {stream}", sent)
 
 
 def _sent_text(view: Mapping[str, Any], seconds: float) -> Text:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from anabranch import config
-from anabranch.common.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.process import in_own_thread
 from anabranch.dev.producers.events import (
     Ack,
@@ -71,7 +71,7 @@ def produce_events(
         if events is not None and hours:
             end = until or now
             return generate(events, seed, end - timedelta(hours=hours), end, dirty)
-        return generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
+        return generate_live(events, seed, now, _now, dirty)
 
     return send_records(
         kafka, topic, records, rate=rate, partitions=partitions, stop=stop, on_ack=on_ack
@@ -217,18 +217,12 @@ def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
             signal.signal(number, handler)
 
 
-_LINES_IN_FLIGHT = 10_000
-# Longer than the producer's delivery timeout of two minutes.
-_ACKNOWLEDGED_WITHIN_SECONDS = 130.0
-
-
 def send_lines(kafka: config.Kafka, topic: str, lines: Iterable[bytes]) -> int:
     """Send each line that is not blank, without its line ending, with the time of its send as
     timestamp. Return the number of records.
 
     Every record is acknowledged when this returns. Raises ConfigurationError if the topic does not
-    exist, Terminal for a line that the producer rejects, Transient if a record was not
-    acknowledged; the messages have the number of records before it.
+    exist, and as `require_acknowledged`.
     """
     with KafkaAdapter(kafka) as adapter:
         if adapter.describe(topic) is None:
@@ -236,38 +230,23 @@ def send_lines(kafka: config.Kafka, topic: str, lines: Iterable[bytes]) -> int:
                 f"dev send: expected topic {topic} at {kafka.bootstrap_servers}, found none; run "
                 f"`anabranch dev topic {topic}`"
             )
-    producer = new_producer(kafka, compression_type="gzip", metrics_enabled=False)
-    pending: deque[Any] = deque()
-    acknowledged = 0
+    values = (value for line in lines if (value := line.rstrip(b"\r\n")).strip())
+    sent = send_records(
+        kafka, topic, lambda _: (ProducerRecord("good", None, value, _now()) for value in values)
+    )
+    require_acknowledged("dev send", sent)
+    return sent.acknowledged
 
-    def settle() -> None:
-        nonlocal acknowledged
-        try:
-            pending.popleft().get(timeout=_ACKNOWLEDGED_WITHIN_SECONDS)
-        except Exception as error:
-            raise Transient(
-                "dev send: expected each record to be acknowledged, found "
-                f"{type(error).__name__}: {error} after {acknowledged} acknowledged ones; "
-                "`anabranch dev up` starts a broker that does not run"
-            ) from error
-        acknowledged += 1
 
-    try:
-        for number, line in enumerate(lines, 1):
-            if not (value := line.rstrip(b"\r\n")).strip():
-                continue
-            try:
-                pending.append(producer.send(topic, value=value))
-            except Exception as error:
-                raise Terminal(
-                    f"dev send: line {number}: expected a record that Kafka takes, found "
-                    f"{type(error).__name__}: {error} ({len(pending) + acknowledged} records "
-                    "before it were sent)"
-                ) from error
-            while len(pending) >= _LINES_IN_FLIGHT:
-                settle()
-        while pending:
-            settle()
-    finally:
-        producer.close(timeout=5)
-    return acknowledged
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def require_acknowledged(doing: str, sent: Sent) -> None:
+    """Raise Transient if a record was not acknowledged."""
+    if sent.failed:
+        raise Transient(
+            f"{doing}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
+            f"the first failure: {sent.first_error}. 'anabranch dev up' starts a broker that does "
+            "not run."
+        )
