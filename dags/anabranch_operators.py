@@ -165,6 +165,10 @@ class FamilyOperator(AnabranchOperator):
         # Exit code 1 also if another stream's file is wrong, or if Kafka does not list the topics.
         listed = self.ask(["status", "--list"], codes=(0, REFUSED))
         rows = [row for row in listed if row["family"] == self.family]
+        # A family whose file is wrong has no streams, and a row of its own.
+        for row in listed:
+            if (row["stream"], row["family"]) == (self.family, None):
+                raise AirflowFailException(row["error"])
         if unknown := next((row["error"] for row in rows if row["state"] == "unknown"), None):
             raise AirflowException(f"family {self.family}: expected its streams, found: {unknown}")
         return [row["stream"] for row in rows if row["state"] in ("ready", "gone")]

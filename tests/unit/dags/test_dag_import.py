@@ -192,11 +192,13 @@ def backlog(*views, code=0):
     return executed(operator)
 
 # What the task of a family runs, where the listing and the commands end with these exit codes: its error, the commands.
-def family(state="ready", listed=0, code=0):
+def family(state="ready", listed=0, code=0, file="ready"):
     said = {"family": "app", "error": "the catalog did not answer"}
     rows = [said | {"stream": "app_gone", "state": "gone"}, said | {"stream": "app_x", "state": state}]
     rows += [said | {"stream": "app: app-x.y", "state": "broken"}, said | {"stream": "app_new", "state": "new"}]
     rows += [said | {"family": None, "stream": "other", "state": "ready"}]
+    if file == "broken":
+        rows = [said | {"family": None, "stream": "app", "state": file, "error": "app.yaml: a mistake"}]
     command(
         f"echo $* >> {up_file}.ran; case $1,$2 in status,*) {prints('streams', rows)}; exit {listed};;"
         f" maintain,app_gone) exit {code};; maintain,app_x) exit {1 if code else 0};; esac"
@@ -260,7 +262,7 @@ print("RESULT" + json.dumps({
     },
     "family": {
         "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1),
-        "ended": family_ended(),
+        "broken": family(file="broken", listed=1), "ended": family_ended(),
     },
     "backlog": {
         "none": backlog({"stream": "s", "backlog": [HOUR, "2026-11-21T04"]}, code=1),
