@@ -23,13 +23,19 @@ from anabranch.config.loading import (
     build_stream,
     family_names,
     load_stream,
-    read_stream_file,
     require_services,
     shared_tables,
     stream_names,
     validated,
 )
-from anabranch.config.plain import NAME, UNREADABLE, StreamFile, group_in_file, resolve_folder
+from anabranch.config.plain import (
+    NAME,
+    UNREADABLE,
+    StreamFile,
+    group_in_file,
+    read_stream_file,
+    resolve_folder,
+)
 from anabranch.config.stream import Stream
 
 _GROUP = re.compile(r"\{([^{}]*)\}")
@@ -250,7 +256,7 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
 
 def _load_family(name: str, folder: Path) -> Family:
     path = folder / "streams" / f"{name}.yaml"
-    file = read_stream_file(name, folder)
+    file = read_stream_file(folder, name)
     if "topic" in file.own:
         raise ConfigurationError(f"{path}: topic: expected topic or topics, found both; remove one")
     own = {key: file.values[key] for key in FamilyKeys.model_fields if key in file.values}

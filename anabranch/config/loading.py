@@ -32,7 +32,7 @@ FROM_REGISTRY = "registry"
 def load_environment(folder: str | Path | None = None) -> Environment:
     """Read `anabranch.yaml` of the configuration folder. Raises ConfigurationError."""
     path = resolve_folder(folder) / "anabranch.yaml"
-    with _mistakes_raised():
+    with as_configuration_errors(path):
         raw = plain.read(path)
         data = plain.substitute(path, raw)
     environment = validated(lambda key: path, Environment, data, raw)
@@ -111,7 +111,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 def parse_stream(name: str, folder: str | Path | None, text: str | None = None) -> Stream:
     """Read a stream's file, or `text` as its file. Raises ConfigurationError."""
     folder = resolve_folder(folder)
-    with _mistakes_raised():
+    with as_configuration_errors(folder / "streams" / f"{name}.yaml"):
         file = plain.read_stream_file(folder, name, text=text)
     stream = build_stream(file, {"name": name})
     require_services(stream, folder)
@@ -136,12 +136,6 @@ def require_services(stream: Stream, folder: Path) -> None:
         )
 
 
-def read_stream_file(name: str, folder: Path) -> StreamFile:
-    """Read a stream's file, and the defaults if that file exists. Raises ConfigurationError."""
-    with _mistakes_raised():
-        return plain.read_stream_file(folder, name)
-
-
 @contextmanager
 def as_configuration_errors(path: Path) -> Iterator[None]:
     """Raise ConfigurationError in place of any other error: whatever a file contains, it must not
@@ -150,6 +144,8 @@ def as_configuration_errors(path: Path) -> Iterator[None]:
         yield
     except ConfigurationError:
         raise
+    except plain.Mistake as mistake:
+        raise ConfigurationError(str(mistake)) from None
     except Exception as error:
         # Without the error's text, which may have a secret of the file.
         LOG.debug("%s", path, exc_info=True)
@@ -249,16 +245,8 @@ def _beside(file: StreamFile, key: Sequence[str], name: str) -> Path:
 
 def load_mapping(path: Path, expected: str) -> dict[str, Any]:
     """Read a file of keys, `expected` in messages. Raises ConfigurationError."""
-    with _mistakes_raised():
+    with as_configuration_errors(path):
         return plain.read(path, expected)
-
-
-@contextmanager
-def _mistakes_raised() -> Iterator[None]:
-    try:
-        yield
-    except plain.Mistake as mistake:
-        raise ConfigurationError(str(mistake)) from None
 
 
 def validated(
