@@ -23,12 +23,10 @@ _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
 _NO_URI = re.compile(r"^$")
 
 
-def _spark_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _scalar_as_text(value: object) -> object:
-    return _spark_text(value) if isinstance(value, bool | int | float) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _brokers(value: str) -> str:
@@ -156,6 +154,13 @@ class S3(Frozen):
         ),
     )
 
+    @model_validator(mode="after")
+    def _both_keys(self) -> S3:
+        # With one of them, Iceberg's clients would take the keys of AWS's default chain.
+        if bool(self.access_key) != bool(self.secret_key):
+            raise ValueError("expected s3.access_key and s3.secret_key, or neither")
+        return self
+
 
 class Spark(Frozen):
     """Spark's master and properties."""
@@ -164,7 +169,7 @@ class Spark(Frozen):
         default="local[*]",
         description="The Spark master; a command's `--master` overrides it.",
     )
-    conf: dict[str, Annotated[str, BeforeValidator(_spark_text)]] = Field(
+    conf: dict[str, Annotated[str, BeforeValidator(_scalar_as_text)]] = Field(
         default={}, description="Spark properties.", examples=["{spark.driver.memory: 4g}"]
     )
 
