@@ -184,13 +184,12 @@ def doctor(chosen: StreamSelection, limit: float | None) -> Report[Mapping[str, 
     from anabranch import config
     from anabranch.operations.doctor import examine
 
-    conf = conf_folder()
     selected = many.select(chosen)
     found, broken = config.loaded(selected.selected), config.broken(selected.selected).values()
     if not found:
         for error in broken:
             raise error
-    done = examine(selected.environment, found, config.families_of(found, conf), limit)
+    done = examine(selected.environment, found, limit)
     view = {
         "ready": done.ready,
         "next": done.next,

@@ -26,7 +26,6 @@ from anabranch.config.family import (
     Selected,
     broken,
     expand,
-    families_of,
     load_families,
     load_family,
     loaded,

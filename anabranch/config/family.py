@@ -189,7 +189,8 @@ class Family:
                 f"{name}; change `name: {self.stream}`, or leave the topic out with `topics: "
                 "{exclude: ...}`"
             )
-        return _build(self.file, name, topic, table, lambda place: self._fill(place, topic))
+        own = {"name": name, "topic": topic, "table": table, "family": self.name}
+        return _build(self.file, own, lambda place: self._fill(place, topic))
 
     def _fill(self, template: str, topic: str) -> str:
         found = re.fullmatch(self.topics.pattern, topic)
@@ -231,22 +232,6 @@ def load_families(folder: str | Path | None = None) -> dict[str, Family | Config
     return found
 
 
-def families_of(streams: Iterable[Stream], folder: str | Path | None = None) -> dict[str, str]:
-    """Return the family, by name, of each stream that has no file of its own."""
-    found = {}
-    own = stream_names(folder)
-    for family in load_families(folder).values():
-        for stream in streams:
-            if (
-                isinstance(family, Family)
-                and stream.name not in own
-                and family.matches(stream.topic)
-                and family.stream_name(stream.topic) == stream.name
-            ):
-                found[stream.name] = family.name
-    return found
-
-
 def load_family(name: str, folder: str | Path | None = None) -> Family:
     """Read and check a family's file, with its streams' shared keys. Raises ConfigurationError."""
     folder = resolve_folder(folder)
@@ -263,9 +248,8 @@ def _load_family(name: str, folder: Path) -> Family:
     keys = validated(file.source, FamilyKeys, own, file.own)
     stream = keys.name or f"{name}_{keys.table.rpartition('.')[2]}"
     _check_templates(file, keys)
-    sample = _build(
-        file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}", lambda place: _GROUP.sub(_SAMPLE, place)
-    )
+    own = {"name": _SAMPLE, "topic": _SAMPLE, "table": f"{_SAMPLE}.{_SAMPLE}"}
+    sample = _build(file, own, lambda place: _GROUP.sub(_SAMPLE, place))
     _check_places(file, keys.topics.pattern)
     require_services(sample, folder)
     sides = frozenset(table.removeprefix(sample.table) for table in sample.tables) - {""}
@@ -399,13 +383,11 @@ def _find_stream(
     return stream
 
 
-def _build(
-    file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]
-) -> Stream:
+def _build(file: StreamFile, own: Mapping[str, str], fill: Callable[[str], str]) -> Stream:
     values = {key: value for key, value in file.values.items() if key not in ("topics", "name")}
     if isinstance(targets := values.get("egress"), list):
         values["egress"] = [_with_place(target, fill) for target in targets]
-    return build_stream(file, {"name": name, "topic": topic, "table": table}, values)
+    return build_stream(file, own, values)
 
 
 def _with_place(target: object, fill: Callable[[str], str]) -> object:

@@ -167,11 +167,12 @@ def build_stream(
 def _build_stream(
     file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None
 ) -> Stream:
-    data = {**(file.values if values is None else values), **given}
-    if internal := sorted(INTERNAL_FIELDS & data.keys()):
+    values = file.values if values is None else values
+    if internal := sorted(INTERNAL_FIELDS & values.keys()):
         raise ConfigurationError(
             f"{file.source(internal[:1])}: {internal[0]}: expected no such key, found it; remove it"
         )
+    data = {**values, **given}
     if data.get("schema") == FROM_REGISTRY or is_of_a_subject(data.get("schema")):
         return _build_without_columns(file, data)
     try:

@@ -57,7 +57,7 @@ _FORMS = {
     "index": "expected an index's name of lower-case letters, digits, '.', '_' and '-'",
     "name": "expected a name of letters, digits and underscores",
 }
-INTERNAL_FIELDS = frozenset({"columns", "subject_schema", "fields"})
+INTERNAL_FIELDS = frozenset({"columns", "subject_schema", "fields", "family"})
 """Fields of a stream, beside its name, that are not keys of a file."""
 
 

@@ -275,6 +275,8 @@ class Stream(Frozen):
     """
 
     name: Name
+    family: str | None = Field(default=None, exclude=True)
+    """The family that has the stream, if any: no part of what determines an hour."""
     group: Name | None = Field(
         default=None,
         description=(

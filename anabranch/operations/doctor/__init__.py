@@ -7,7 +7,7 @@ warehouse, which it writes, lists, reads and deletes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -70,13 +70,9 @@ class _Readings:
 
 
 def examine(
-    environment: Environment,
-    chosen: Sequence[Stream],
-    families: Mapping[str, str],
-    limit: float | None = None,
+    environment: Environment, chosen: Sequence[Stream], limit: float | None = None
 ) -> Report:
-    """Examine this machine, the services, and at least one stream. `families`: the family of each
-    stream without its own file.
+    """Examine this machine, the services, and at least one stream.
 
     Give up a service if none of its readers got an answer for `limit` seconds (default: 6.5), and
     any other reader after `limit` seconds (default: 40).
@@ -125,7 +121,7 @@ def examine(
         examined.append(
             _judge(
                 airflow_read,
-                partial(airflow.findings, chosen, families),
+                partial(airflow.findings, chosen),
                 lambda why: airflow.failed(str(why)),
             )
         )

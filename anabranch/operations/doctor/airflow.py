@@ -92,10 +92,8 @@ def failed(why: str) -> Finding:
     return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
-def findings(
-    streams: Sequence[Stream], families: Mapping[str, str], facts: AirflowFacts
-) -> Iterator[Finding]:
-    """Judge Airflow's state. `families`: the family of each stream without its own file. Pure."""
+def findings(streams: Sequence[Stream], facts: AirflowFacts) -> Iterator[Finding]:
+    """Judge Airflow's state. Pure."""
     yield from (
         error(
             Issue.AIRFLOW_IMPORT,
@@ -120,7 +118,7 @@ def findings(
         yield error(
             Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy
         )
-    for (kind, name), ids in _dags(streams, families).items():
+    for (kind, name), ids in _dags(streams).items():
         if missing := [id for id in ids if id not in facts.dags]:
             expected = f"the DAGs of {kind} {name}"
             found = f"no {', '.join(missing)}"
@@ -137,13 +135,11 @@ def findings(
             )
 
 
-def _dags(
-    streams: Sequence[Stream], families: Mapping[str, str]
-) -> dict[tuple[str, str], dict[str, str]]:
+def _dags(streams: Sequence[Stream]) -> dict[tuple[str, str], dict[str, str]]:
     """Return the DAG ids of each group, family and stream, with the effect of pausing the DAG."""
     dags = {}
     for stream in streams:
-        name, group, family = stream.name, stream.group, families.get(stream.name)
+        name, group, family = stream.name, stream.group, stream.family
         if group is not None:
             dags["group", group] = {f"anabranch_hourly_group__{group}": _NOT_REBUILT}
         if family is not None:

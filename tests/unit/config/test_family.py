@@ -149,10 +149,8 @@ def test_a_family_is_no_stream_and_its_streams_have_it(conf: Path) -> None:
     with pytest.raises(ConfigurationError, match=found):
         config.load_stream("app", conf)
     write(conf, "app_own", topics=None, topic="app-own", table="raw.own")
-    write(conf, "other", topics={"pattern": "other-(.*)"})
-    write(conf, "wrong", topics={"pattern": "("})
     streams = [config.load_stream("app_own", conf), family(conf).build("app-x")]
-    assert config.families_of(streams, conf) == {"app_x": "app"}
+    assert [stream.family for stream in streams] == [None, "app"]
 
 
 def test_members_are_selected_as_streams_are_and_requested_for_them(conf: Path) -> None:

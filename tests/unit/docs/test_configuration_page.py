@@ -39,7 +39,7 @@ _BESIDE: dict[str, Any] = {
 }
 _NAMED = re.compile(r"`([a-z0-9_]+\.[a-z_]+)(?:: [^`]*)?`")
 # Fields that are no keys of a file.
-_INTERNAL = {"name", "columns", "subject_schema", "fields"}
+_INTERNAL = {"name", "columns", "subject_schema", "fields", "family"}
 
 
 def test_every_field_is_a_described_key_or_a_section_and_every_named_key_exists() -> None:

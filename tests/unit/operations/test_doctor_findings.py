@@ -87,8 +87,8 @@ def of_tables(*missing: str, stream: config.Stream = STREAM, **facts: Any) -> li
 
 
 def of_airflow(*streams: config.Stream, family: str = "", **facts: Any) -> list[Finding]:
-    families = dict.fromkeys([one.name for one in streams if family], family)
-    return [*airflow.findings(streams or [STREAM], families, replace(WELL, **facts))]
+    chosen = [one.model_copy(update={"family": family or None}) for one in streams or [STREAM]]
+    return [*airflow.findings(chosen, replace(WELL, **facts))]
 
 
 WELL = airflow.AirflowFacts(
