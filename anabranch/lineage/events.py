@@ -239,7 +239,9 @@ class Subject:
         facets = _common_facets(row)
         start = _event(self, row, RunState.START, min(began, row.recorded_at), facets)
         start.inputs = [_dataset(InputDataset, self.topic, _topic_facets(self))]
-        start.outputs = [_dataset(OutputDataset, table_name(self.table.location()), {})]
+        # Marquez makes another version of the table, without columns, of an event without them.
+        columns = {"schema": _columns(self.schema(row))}
+        start.outputs = [_dataset(OutputDataset, table_name(self.table.location()), columns)]
         end = _event(self, row, ended, row.recorded_at, facets | _final_facets(row))
         end.inputs = [_input(self, row)]
         end.outputs = _outputs(self, row)
@@ -350,7 +352,7 @@ def _only_the_hour(hour: str) -> base_subset_dataset.OutputSubsetOutputDatasetFa
 def _table_facets(subject: Subject, row: LedgerRow) -> dict[str, Any]:
     schema = subject.schema(row)
     facets = _storage_facets(subject, subject.stream.table)
-    facets["schema"] = schema_dataset.SchemaDatasetFacet(_fields(schema.fields))
+    facets["schema"] = _columns(schema)
     facets["columnLineage"] = _column_lineage(subject, schema)
     if row.decision == "accepted" and row.snapshot_id is not None:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
@@ -380,6 +382,10 @@ def _storage_facets(subject: Subject, table: str) -> dict[str, Any]:
         link = symlinks_dataset.Identifier(known.namespace, known.name, "TABLE")
         facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet([link])
     return facets
+
+
+def _columns(schema: Schema) -> schema_dataset.SchemaDatasetFacet:
+    return schema_dataset.SchemaDatasetFacet(_fields(schema.fields))
 
 
 def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatasetFacetFields]:

@@ -38,9 +38,8 @@ AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 
 def task_started(run_id: str) -> RunEvent:
     """Return the event that Airflow's provider sends when the task begins."""
-    job, run = event_v2.Job(AIRFLOW, TASK), event_v2.Run(run_id)
-    at = (NOW - timedelta(minutes=1)).isoformat()
-    return RunEvent(eventType=RunState.START, eventTime=at, job=job, run=run)
+    job, at = event_v2.Job(AIRFLOW, TASK), (NOW - timedelta(minutes=1)).isoformat()
+    return RunEvent(eventType=RunState.START, eventTime=at, job=job, run=event_v2.Run(run_id))
 
 
 def ask(path: str) -> Any:
@@ -61,8 +60,7 @@ def account(parent: str) -> HourAccount:
 
 def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -> None:
     lake: StreamLake = four_hours(tmp_path)
-    namespace = f"tests-{new_id()[:12]}"
-    settings = config.Lineage(url=MARQUEZ, namespace=namespace)
+    settings = config.Lineage(url=MARQUEZ, namespace=f"tests-{new_id()[:12]}")
     environment = lake.environment.model_copy(update={"lineage": settings})
     job = Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
     parent = str(uuid4())
@@ -80,7 +78,7 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     recorded = [r for r in lake.ledger.history() if r.decision != "sealed"]
     ends = [subject_of(job).events(row)[1] for row in recorded]
     # Marquez shows a job under the name of its parent.
-    path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"
+    path = f"namespaces/{settings.namespace}/jobs/{TASK}.{lake.stream.name}.batch"
     wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs", 60, 0.2)
     shown = {run["id"]: run for run in ask(f"{path}/runs")["runs"]}
     assert {end.run.runId: shown[end.run.runId]["state"] for end in ends} == {
@@ -95,18 +93,20 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     found = ask(path)
     assert (found["simpleName"], found["parentJobName"]) == (f"{lake.stream.name}.batch", TASK)
     assert ask(f"namespaces/{AIRFLOW}/jobs/{TASK}")["latestRun"]["id"] == parent
-    inputs = [(i["namespace"], i["name"]) for i in found["inputs"]]
-    assert inputs == [("kafka://127.0.0.1:1", "events")]
+    assert found["inputs"] == [{"namespace": "kafka://127.0.0.1:1", "name": "events"}]
     where = table_name(lake.table().location())
-    assert where in [(o["namespace"], o["name"]) for o in found["outputs"]]
-    namespace_of_table, name_of_table = (quote(part, safe="") for part in where)
-    table = ask(f"namespaces/{namespace_of_table}/datasets/{name_of_table}")
-    assert [field["name"] for field in table["fields"]][:2] == ["id", "n"]
+    assert where._asdict() in found["outputs"]
+    path_of_table = "namespaces/{}/datasets/{}".format(*(quote(part, safe="") for part in where))
+    table, versions = ask(path_of_table), ask(f"{path_of_table}/versions")["versions"]
+    # A run is one version, as both of its events name the columns; only versions keep their order.
+    by_run = [(v["createdByRun"]["id"], [f["name"] for f in v["fields"]]) for v in versions]
+    columns = list(lake.table().schema().column_names)
+    assert sorted(v for v in by_run if v[0] in shown) == [(id, columns) for id in sorted(shown)]
     assertions = table["facets"]["dataQualityAssertions"]["assertions"]
     assert {a["assertion"]: a["success"] for a in assertions}["balance"] is True
 
     # Sent again, no run is there twice.
     for row in recorded:
         Receiver(settings).send(subject_of(job).events(row))
-    assert {run["id"] for run in ask(f"{path}/runs")["runs"]} == set(shown)
-    assert {run["state"] for run in ask(f"{path}/runs")["runs"]} == {"COMPLETED", "FAILED"}
+    again = {run["id"]: run["state"] for run in ask(f"{path}/runs")["runs"]}
+    assert again == {id: run["state"] for id, run in shown.items()}
