@@ -1,6 +1,6 @@
 """Folders: an hour as Parquet files, listed by a manifest and `_SUCCESS`.
 
-    ROOT/date=2026-11-20/hour=13/2026-11-20T13-r1-5f0c1e92-00000.parquet
+    ROOT/date=2026-11-20/hour=13/2026-11-20T13-r1-5f0c1e9277ab01cd-00000.parquet
     ROOT/date=2026-11-20/hour=13/_manifest.json
     ROOT/date=2026-11-20/hour=13/_SUCCESS
 
@@ -15,7 +15,7 @@ import os
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -172,14 +172,21 @@ def _sync(path: Path) -> None:
 
 NAME = "_manifest.json"
 SUCCESS = "_SUCCESS"
-BEGUN = "_begun-"
 VERSION = 1
 
-_FILE_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-r\d+-[0-9a-f]{8}-\d{5,}\.parquet", re.ASCII)
+_FILE_NAME = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d-r\d+-([0-9a-f]{8})[0-9a-f]{8}-\d{5,}\.parquet", re.ASCII
+)
 
 
-def file_name(hour: Hour, delivery: str, number: int) -> str:
-    return f"{hour.name}-r{hour.revision}-{delivery[:8]}-{number:05}.parquet"
+def mark_of(stream: str, root: str, hour: str) -> str:
+    """Return the part of a file's name by which egress recognizes the files that it wrote for this
+    hour at this place, such as those that a killed process left. Others are not deleted. Pure."""
+    return sha256(f"{stream}\n{root}\n{hour}".encode()).hexdigest()[:8]
+
+
+def is_marked(name: str, mark: str) -> bool:
+    return (found := _FILE_NAME.fullmatch(name)) is not None and found[1] == mark
 
 
 def _own_name(name: str) -> str:
@@ -254,48 +261,12 @@ def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manife
     )
 
 
-@dataclass(frozen=True)
-class Begun:
-    """The names of the files that a delivery writes and of those that it replaces. Egress stores
-    them in a small file before it writes the first one, so it recognizes the files that a killed
-    process left and deletes no others."""
-
-    stream: str
-    files: tuple[FileName, ...]
-    replaces: tuple[FileName, ...] = ()
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset((*self.files, *self.replaces))
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode() + b"\n"
-
-    @staticmethod
-    def decode(text: bytes) -> Begun | None:
-        """Return the names; None for text that `encode` did not write: another program's file."""
-        try:
-            return parse(Begun, text)
-        except ValueError:
-            return None
-
-
-def begun_name(delivery: str) -> str:
-    """Return the file that lists the names of a delivery to write. Readers skip it."""
-    return f"{BEGUN}{delivery[:8]}.json"
-
-
-def find_foreign(
-    before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]
-) -> list[str]:
+def find_foreign(before: Manifest | None, mark: str, listed: Collection[str]) -> list[str]:
     """Return the files of a folder that egress did not write. Readers skip names that begin with
     `_` or `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
-    own = {name for one in begun for name in one.names} | (
-        before.names if before is not None else set()
-    )
-    is_hidden = {name: name.startswith(("_", ".")) for name in listed}
-    found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
-    return sorted(found | ({SUCCESS} & is_hidden.keys() if before is None else set()))
+    own = before.names if before is not None else frozenset[str]()
+    found = {n for n in listed if not (n.startswith(("_", ".")) or n in own or is_marked(n, mark))}
+    return sorted(found | ({SUCCESS} & {*listed} if before is None else set()))
 
 
 class Todo(Enum):
@@ -361,6 +332,7 @@ class Folder:
         delivers the same hour at this moment, and as `plan_folder` does."""
         folder, storage = folder_of(self.target.place, hour.name), self.storage
         path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
+        mark = mark_of(hour.stream, self.target.place, hour.name)
         with lake_errors(f"deliver to {folder}"):
             # Step 1: list the folder.
             seen, marked = storage.find(path), storage.find(success)
@@ -377,9 +349,7 @@ class Folder:
                 return hour.delivered(
                     self.target.name, self.target.place, before.delivery, len(before.files), token
                 )
-            listed = storage.names(folder)
-            begun = self._begun(folder, listed)
-            _require_own(folder, find_foreign(before, begun.values(), listed))
+            _require_own(folder, find_foreign(before, mark, storage.names(folder)))
             # Step 2: after deleting `_SUCCESS`, write files that do not count yet.
             if before is None or todo is Todo.WRITE:
                 if marked is not None:
@@ -389,54 +359,31 @@ class Folder:
                         raise _overtaken(folder)
                     storage.delete(folder, frozenset({SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
-                files = self._write(folder, hour, delivery, former)
+                files = self._write(folder, hour, mark + delivery[:8])
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
             # Step 3: list them in the manifest. Files of earlier deliveries are of other revisions
             # and processes.
             after = of_hour(hour, files, delivery)
-            begun |= self._begun(folder, storage.names(folder))
+            # Before the manifest: a process that finds it there may add files that count later.
+            there = {name for name in storage.names(folder) if is_marked(name, mark)}
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
             reach(Step.EGRESS_NAMED)
-            # Step 4: delete other files by name: those of the previous manifest, and of begun
-            # deliveries.
-            written = {name for one in begun.values() for name in one.names}
-            storage.delete(folder, frozenset((former | written) - after.names))
-            # Keep the list of a process that still writes files: the next delivery finds the files
-            # by it.
-            left = listed - after.names
-            own = begun_name(delivery)
-            done = {
-                name for name, one in begun.items() if name == own or left.isdisjoint(one.files)
-            }
-            storage.delete(folder, frozenset(done))
+            # Step 4: delete other files by name: those of the previous manifest, and of deliveries
+            # that did not replace it.
+            storage.delete(folder, frozenset((former | there) - after.names))
             reach(Step.EGRESS_CLEARED)
             # Step 5: mark the folder as complete.
             storage.put(success, f"{delivery}\n".encode())
         return hour.delivered(self.target.name, self.target.place, delivery, len(files), token)
 
-    def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
-        """Return the begun deliveries, by the name of the file that lists each one's files."""
-        found = {}
-        for name in listed:
-            seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None
-            if seen is not None and (begun := Begun.decode(seen.body)) is not None:
-                found[name] = begun
-        return found
-
-    def _write(
-        self, folder: str, hour: Hour, delivery: str, former: frozenset[str]
-    ) -> tuple[ParquetFile, ...]:
-        count = -(-hour.rows // FILE_ROWS)
-        names = [file_name(hour, delivery, i) for i in range(count)]
-        begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
-        self.storage.put(f"{folder}/{begun_name(delivery)}", begun.encode())
+    def _write(self, folder: str, hour: Hour, id: str) -> tuple[ParquetFile, ...]:
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
-            # Rows beyond the reserved names are not written; their number is compared below.
-            for name, part in zip(names, _parts(batches, FILE_ROWS), strict=False):
+            for i, part in enumerate(_parts(batches, FILE_ROWS)):
+                name = f"{hour.name}-r{hour.revision}-{id}-{i:05}.parquet"
                 rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
                 written.append(ParquetFile(name, rows, size))
         if (rows := sum(file.rows for file in written)) != hour.rows:
@@ -466,9 +413,9 @@ class Folder:
         if now == after:
             return
         folder = path.removesuffix(f"/{NAME}")
-        mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
+        mine = {name for name in after.names if f"{after.delivery[:8]}-" in name}
         named = now.names if now is not None else frozenset()
-        self.storage.delete(folder, frozenset(mine - named) | {begun_name(after.delivery)})
+        self.storage.delete(folder, frozenset(mine - named))
         raise _overtaken(folder)
 
 

@@ -24,11 +24,11 @@ from anabranch.protocol import ledger, publish_queue, registers, state
 from anabranch.protocol.measured import MAINTAINED, read_measured, read_runs
 from anabranch.subjects.columns import NotAColumn, avro_fields, json_schema_fields
 from serving_layer.changes import PREFIX, Token
-from serving_layer.egress.folder import Begun, Manifest
+from serving_layer.egress.folder import Manifest
 from serving_layer.egress.hour import SenderPosition
 
 TIME = "2026-11-20T13:00:00+00:00"
-FILE = "2026-11-20T13-r1-5f0c1e92-00000.parquet"
+FILE = "2026-11-20T13-r1-5f0c1e9277ab01cd-00000.parquet"
 DELIVERY = {
     "delivery_id": "a", "hour": "2026-11-20T13", "target": "t", "place": "p", "revision": 1,
     "served": "batch", "snapshot_id": 1, "rows": 1, "files": 1, "token": "t", "delivered_at": TIME,
@@ -162,11 +162,6 @@ DECODERS: dict[str, Decoder] = {
     **STORED,
     **{f"ledger, {name}": Decoder(of_ledger(name), good, lacks(name)) for name, good in LEDGER.items()},
     "manifest": Decoder(lambda text: Manifest.decode("path", text.encode()), MANIFEST),
-    "begun": Decoder(
-        lambda text: Begun.decode(text.encode()),
-        {"stream": "s", "files": [FILE], "replaces": [FILE]},
-        lambda found: found is None,
-    ),
     "position of the sender": Decoder(SenderPosition.decode, {"place": "p", "done": DELIVERY, "at": SENT}),
     "token": Decoder(read_token, {"s": "s", "f": "h", "c": [1, "d"], "a": {"h": [1, "batch", "e"]}}),
     "queue": Decoder(
@@ -252,7 +247,7 @@ def test_another_value_at_any_place_raises_no_other_exception(decoder: Decoder) 
                 continue
             except Exception as error:
                 raise AssertionError(f"{place}: {text[:300]}") from error
-            if isinstance(found, Manifest | Begun):
+            if isinstance(found, Manifest):
                 assert found.names <= {FILE}, text
 
 
