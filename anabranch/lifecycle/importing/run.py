@@ -45,7 +45,6 @@ from anabranch.lifecycle.importing.sources import (
     find_duplicates,
     find_known,
     find_repeated_places,
-    has_key,
     hours_of,
 )
 from anabranch.lifecycle.importing.tasks import (
@@ -467,8 +466,7 @@ class _Import:
     def _require_keys(self, rows: pa.Table) -> None:
         """Raise Refused if a row of Kafka's hours has no key: whether the table has it too is then
         unknown, and it would be imported a second time."""
-        without = len(rows) - int(has_key(rows, self._seam_key).sum())
-        if without:
+        if without := hash_keys(rows, self._seam_key).null_count:
             raise Refused(
                 f"import {self._request.source}: expected a key ({', '.join(self._seam_key)}) in "
                 "each row of hours with Kafka's records, by which rows that Kafka has too are "
@@ -591,7 +589,7 @@ class _Import:
         places = left.filter(left[PLACE[0]].is_valid())
         if len(places):
             own, *at = (places[name].to_numpy() for name in (NUMBER, *PLACE))
-            found.append(own[find_repeated_places(own, *at)])
+            found.append(own[find_repeated_places(*at)])
         repeated = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
         first = cut_of(hours[0], 0).ranges[PARTITION][0]
         both = (repeated, numbers[erased])

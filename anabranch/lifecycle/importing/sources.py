@@ -404,8 +404,6 @@ HOUR = "_import_hour"
 
 _MEMORY = "2GB"
 _AT = "_import_at"
-# Odd numbers of 64 bits (SplitMix64), by which a multiplication spreads neighbours.
-_MIX = np.array([-7046029254386353131, -4658895280553007687], np.int64)
 
 
 def find_duplicates(
@@ -419,8 +417,6 @@ def find_duplicates(
     part is no duplicate.
     """
     names = list(key)
-    if not names:
-        return np.zeros(len(rows), bool)
     columns = ", ".join(map(quoted, names))
     return _mask(
         rows.select([*names, HOUR]),
@@ -445,31 +441,15 @@ def find_duplicates(
 
 
 def find_repeated_places(
-    numbers: NDArray[np.int64], partitions: NDArray[np.int64], offsets: NDArray[np.int64]
+    partitions: NDArray[np.int64], offsets: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Return the mask of rows at the place of an earlier one, Kafka's partition and offset: also of
-    another hour, if their time is not Kafka's. `numbers`: in ascending order."""
-    mask = np.zeros(len(numbers), bool)
-    # Hashes of places select the rows to sort by two columns, which takes long: few, mostly.
-    hashes = (offsets * _MIX[0]) ^ (partitions * _MIX[1])
-    ordered = np.sort(hashes)
-    several = np.unique(ordered[1:][np.diff(ordered) == 0])
-    at = np.flatnonzero(find_sorted(hashes, several) >= 0)
-    places = [values[at] for values in (partitions, offsets)]
-    order = np.lexsort((numbers[at], *places))
-    same = np.ones(max(0, len(order) - 1), bool)
-    for values in places:
-        same &= np.diff(values[order]) == 0
-    mask[at[order[1:][same]]] = True
+    another hour, if their time is not Kafka's."""
+    # Stable: of the rows at a place, the first one stays first.
+    order = np.lexsort((offsets, partitions))
+    mask = np.zeros(len(order), bool)
+    mask[order[1:]] = (np.diff(partitions[order]) == 0) & (np.diff(offsets[order]) == 0)
     return mask
-
-
-def has_key(rows: pa.Table, key: Iterable[str]) -> NDArray[Any]:
-    """Return the mask of `rows` whose key is not null, or an empty text, in every part."""
-    names = list(key)
-    parts = _parts(names, rows.schema)
-    query = f"SELECT {_AT} FROM (SELECT {parts} FROM ours) WHERE {_is_key(names)}"
-    return _mask(rows.select(names), rows.select(names).slice(0, 0), query)
 
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset) -> NDArray[Any]:
@@ -477,8 +457,6 @@ def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table | ds.Dataset)
     a key equal each other; a key that is null in every part never matches. Empty texts are null.
     Maps are equal in any order: another program may have written a row's in another one."""
     names = list(key)
-    if not names:
-        return np.zeros(len(rows), bool)
     columns = ", ".join(map(quoted, names))
     equal = " AND ".join(
         f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names
