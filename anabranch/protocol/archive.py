@@ -9,17 +9,15 @@ in it twice. Erasure and retention remove records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.common.json_values import read_property
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import Staged, branch_properties, heads
-from anabranch.iceberg.staging import is_young
 from anabranch.offsets.hours import Cut, hour_of
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.state import State
@@ -80,7 +78,7 @@ def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) ->
     expire = plan_expiry(table, None, now, gone_before=removed_at(table))
     if not (hours or expire):
         return None
-    change = Change("main", clear=tuple(hours), properties=_removed(now) if hours else {})
+    change = Change("main", clear=tuple(hours), properties=removed_now(now) if hours else {})
     return Commit(id, heads(table), (change,), expire=expire)
 
 
@@ -92,26 +90,9 @@ def removed_at(table: Table) -> datetime | None:
     return read_property(properties, _REMOVED, datetime.fromisoformat)
 
 
-def _removed(now: datetime) -> dict[str, str]:
+def removed_now(now: datetime) -> dict[str, str]:
+    """Return the properties of a change that removes records (`removed_at`)."""
     return {_REMOVED: now.isoformat()}
-
-
-def plan_erase(
-    table: Table,
-    files: Mapping[str, DataFile],
-    written: Mapping[str, DataFile | None],
-    id: str,
-    began: datetime,
-    now: datetime,
-) -> Commit | None:
-    """Return the commit that replaces files by files without erased records; None if a file was
-    removed meanwhile, or if orphan removal may have deleted the new ones. Pure."""
-    if not is_young(began, now) or not written.keys() <= files.keys():
-        return None
-    added = tuple(new for new in written.values() if new is not None)
-    removed = tuple(files[path] for path in written)
-    change = Change("main", added, removed, properties=_removed(now))
-    return Commit(id, heads(table), (change,), expire=plan_expiry(table, id, now))
 
 
 def plan_searched(

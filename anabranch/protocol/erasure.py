@@ -161,13 +161,15 @@ def plan_letters(
     id: str,
     began: datetime,
     now: datetime,
+    properties: Mapping[str, str] | None = None,
 ) -> Commit | None:
-    """Return the commit to the dead letters table that replaces each file of `rewritten`, as
-    `plan_rewrite` does for rows. Pure."""
+    """Return the commit to the table of dead letters, or to the archive, that replaces each file of
+    `rewritten`, as `plan_rewrite` does for rows, with `properties` of its snapshots. Pure."""
     if not _can_replace(rewritten, files_by_branch, began, now):
         return None
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters)
-    return Commit(id, heads(table), _replacements(rewritten, files_by_branch), expire=expire)
+    changes = _replacements(rewritten, files_by_branch, properties)
+    return Commit(id, heads(table), changes, expire=expire)
 
 
 def _can_replace(
@@ -184,14 +186,12 @@ def _replacements(
     files_by_branch: Mapping[str, Files],
     properties: Mapping[str, str] | None = None,
 ) -> tuple[Change, ...]:
-    """Return the changes that replace the files of `rewritten` on each branch that has them."""
+    """Return the changes that replace the files of `rewritten` on each of these branches."""
     changes = []
     # On every branch that has the file, in one commit: a merge or a rollback would bring the erased
     # rows back from another branch.
-    for branch in BRANCHES:
-        removed = tuple(
-            f for path, f in by_path({branch: files_by_branch[branch]}).items() if path in rewritten
-        )
+    for branch, files in files_by_branch.items():
+        removed = tuple(f for path, f in by_path({branch: files}).items() if path in rewritten)
         added = tuple(new for f in removed if (new := rewritten[f.file_path]) is not None)
         changes.append(Change(branch, added, removed, properties=properties or {}))
     return tuple(changes)

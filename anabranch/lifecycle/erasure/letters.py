@@ -27,7 +27,7 @@ from anabranch.iceberg.manifests import (
 )
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.job import Job
 from anabranch.lifecycle.erasure import rows
 from anabranch.lifecycle.erasure.rows import decisions_of, record_unserved
@@ -73,7 +73,7 @@ def erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values)
             record_unserved(
                 job, publisher, one, paths_by_hour(table, [files[path] for path in some])
             )
-            written = _rewrite_archived(job, table, files, some)
+            written = _rewrite(job, table, _ARCHIVED, files, some)
             if written is not None:
                 searched |= written
                 count += sum(map(len, some.values()))
@@ -104,31 +104,54 @@ def archive_files(table: Table) -> dict[str, DataFile]:
     return erasure.by_path({"main": files_by_hour(table, "main")})
 
 
-def _rewrite_archived(
-    job: Job, table: Table, files: Mapping[str, DataFile], found: Mapping[str, Collection[Place]]
+@dataclass(frozen=True)
+class _Records:
+    """A table of records, whose `branches` may have files, and the steps of a rewrite there."""
+
+    what: str
+    branches: tuple[str, ...]
+    written: Step
+    published: Step
+
+
+_LETTERS = _Records(
+    "dead letters", BRANCHES, Step.ERASE_LETTERS_WRITTEN, Step.ERASE_LETTERS_PUBLISHED
+)
+_ARCHIVED = _Records(
+    "archived records", ("main",), Step.ERASE_ARCHIVE_WRITTEN, Step.ERASE_ARCHIVE_PUBLISHED
+)
+
+
+def _rewrite(
+    job: Job,
+    table: Table,
+    of: _Records,
+    files: Mapping[str, DataFile],
+    found: Mapping[str, Collection[Place]],
 ) -> set[str] | None:
-    """Replace files of the archive with files without the places of `found`. Return the new paths;
-    None if a file left the archive meanwhile."""
-    name, began = job.stream.archive_table, job.lake.clock.now()
+    """Replace files by files without the places of `found`, on every branch in one commit. Return
+    the new paths; None if a file left all branches meanwhile."""
+    stream, began = job.stream, job.lake.clock.now()
+    hours = {hour_of_file(table, files[path]) for path in found}
     written = {
         path: rewrite_kept(table, files[path], partial(without_places, found[path]))
         for path in found
     }
-    reach(Step.ERASE_ARCHIVE_WRITTEN)
+    new = {f.file_path for f in written.values() if f is not None}
+    reach(of.written)
 
     def plan(current: Table) -> Commit | None:
-        return archive.plan_erase(
-            current, archive_files(current), written, new_id(), began, job.lake.clock.now()
-        )
+        state = load_state(job.lake, stream.table)
+        there = {branch: files_by_hour(current, branch, hours) for branch in of.branches}
+        now = job.lake.clock.now()
+        removed = archive.removed_now(now) if of is _ARCHIVED else None
+        return erasure.plan_letters(current, state, written, there, new_id(), began, now, removed)
 
-    new = {f.file_path for f in written.values() if f is not None}
-    if (
-        job.lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan)
-        is None
-    ):
-        delete_quietly(table, list(new))
+    doing = f"erase {of.what} of {stream.name}"
+    if job.lake.commit_until_landed(".".join(table.name()), doing, plan) is None:
+        delete_quietly(table, new)
         return None
-    reach(Step.ERASE_ARCHIVE_PUBLISHED)
+    reach(of.published)
     return new
 
 
@@ -196,7 +219,10 @@ def erase_letters(
     record_places(job, publisher, one, found)
     paths, gone = sorted(found.by_path), set[tuple[str, Place]]()
     for begin in range(0, len(paths), rows.FILES_A_COMMIT):
-        gone |= _rewrite_letters(job, table, found, paths[begin : begin + rows.FILES_A_COMMIT])
+        some = {p: found.by_path[p] for p in paths[begin : begin + rows.FILES_A_COMMIT]}
+        if _rewrite(job, table, _LETTERS, found.files, some) is not None:
+            by_hour = places_by_hour(table, found.files, some)
+            gone |= {(hour, place) for hour, places in by_hour.items() for place in places}
     hours = len({hour for hour, _ in gone})
     LOG.info(
         "stream %s: erased dead letters erasure=%s count=%d hours=%d",
@@ -206,36 +232,6 @@ def erase_letters(
         hours,
     )
     return gone
-
-
-def _rewrite_letters(
-    job: Job, table: Table, found: ErasedLetters, paths: Sequence[str]
-) -> set[tuple[str, Place]]:
-    """Replace some files of dead letters on every branch in one commit. Return the hours and places
-    of the removed dead letters; empty if a file left all branches meanwhile."""
-    lake, stream, began = job.lake, job.stream, job.lake.clock.now()
-    hour_of_path = {path: hour_of_file(table, found.files[path]) for path in paths}
-    written = {
-        path: rewrite_kept(table, found.files[path], partial(without_places, found.by_path[path]))
-        for path in paths
-    }
-    reach(Step.ERASE_LETTERS_WRITTEN)
-
-    def plan(current: Table) -> Commit | None:
-        state = load_state(lake, stream.table)
-        there = files_by_branch(current, set(hour_of_path.values()))
-        return erasure.plan_letters(
-            current, state, written, there, new_id(), began, job.lake.clock.now()
-        )
-
-    landed = lake.commit_until_landed(
-        stream.dead_letters_table, f"erase dead letters of {stream.name}", plan
-    )
-    if landed is None:
-        delete_quietly(table, [f.file_path for f in written.values() if f is not None])
-        return set()
-    reach(Step.ERASE_LETTERS_PUBLISHED)
-    return {(hour_of_path[path], place) for path in paths for place in found.by_path[path]}
 
 
 def record_places(job: Job, publisher: Publisher, one: Erasure, found: ErasedLetters) -> None:

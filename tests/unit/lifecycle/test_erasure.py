@@ -35,6 +35,7 @@ from anabranch.lifecycle.erasure.status import read_statuses, status_lines
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets import hours, position
 from anabranch.protocol import apply, dead_letters, erasure
+from anabranch.protocol.archive import removed_at
 from anabranch.protocol.erasure import load_filter
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.publisher import Publisher
@@ -95,6 +96,8 @@ def test_the_archive_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at
     done = people.erase(replace(ORDER, until=timedelta(0)))
     assert (done.left, done.removed.rows, done.removed.dead) == (None, 4, 2)
     assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)}
+    of_archive = people.lake.lake.load(people.lake.stream.archive_table)
+    assert removed_at(of_archive) is not None, "its snapshots from before expire after a day"
     # The replaced files of the archive are named until storage no longer has them.
     [status] = read_statuses(people.job, datetime.now(UTC))
     before = [path for path in _replaced(people) if "events_archive" in path]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,13 @@ def test_files_that_left_meanwhile_or_are_too_old_are_written_again(lake: Stream
     assert land(lake, staged(lake, RECORDS))
     table = lake.lake.load(lake.stream.archive_table)
     [(path, file)] = files_by_hour(table, "main")[FIRST].items()
-    files, written = {path: file}, {path: None}
-    assert archive.plan_erase(table, {}, written, new_id(), NOW, NOW) is None
-    found = archive.plan_erase(table, files, written, new_id(), NOW - timedelta(hours=1), NOW)
-    assert found is None
-    assert archive.plan_searched(table, files, (), new_id(), NOW) is None
+    there = {"main": {FIRST: {path: file}}}
+    plan = partial(erasure.plan_letters, table, lake.state(), {path: None})
+    assert plan({"main": {}}, new_id(), NOW, NOW) is None
+    assert plan(there, new_id(), NOW - timedelta(hours=1), NOW) is None
+    assert archive.plan_searched(table, {path}, (), new_id(), NOW) is None
     now = datetime.now(UTC)
-    commit = archive.plan_erase(table, files, written, new_id(), now, now)
+    commit = plan(there, new_id(), now, now, archive.removed_now(now))
     assert commit is not None and lake.lake.commit(table, commit) is Outcome.LANDED
     after = lake.lake.load(lake.stream.archive_table)
     assert archived(lake) == [] and archive.removed_at(after) == now
