@@ -349,7 +349,11 @@ class Folder:
                 return hour.delivered(
                     self.target.name, self.target.place, before.delivery, len(before.files), token
                 )
-            _require_own(folder, find_foreign(before, mark, storage.names(folder)))
+            listed = storage.names(folder)
+            # Else a marker that came with it would be another program's.
+            if before is None and NAME in listed:
+                raise _overtaken(folder)
+            _require_own(folder, find_foreign(before, mark, listed))
             # Step 2: after deleting `_SUCCESS`, write files that do not count yet.
             if before is None or todo is Todo.WRITE:
                 if marked is not None:
