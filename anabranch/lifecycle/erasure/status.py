@@ -14,8 +14,9 @@ from functools import cache, partial
 
 from pyiceberg.table import Table
 
-from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal
 from anabranch.common.remote_errors import lake_errors
+from anabranch.config.views import PARTIALS
 from anabranch.iceberg.manifests import files_by_branch, files_by_hour
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
@@ -120,10 +121,12 @@ def _statuses(
     history = job.ledger.history(None, ledger.BULKY_EXCEPT_ERASURE)
     asked = job.ledger.requests({hour_of(one.at) for one in erasures})
     requests = {row.erasure["id"]: row for row in asked if row.erasure is not None}
-    unreferenced = cache(partial(list_unreferenced, job))
+    unreferenced, removed = cache(partial(list_unreferenced, job)), list(_removed_views(job))
     return [
         _with_unreferenced(
-            _status(job, state, one, history, requests.get(one.id), now, scan), one, unreferenced
+            _status(job, state, one, history, requests.get(one.id), now, scan, removed),
+            one,
+            unreferenced,
         )
         for one in erasures
     ]
@@ -154,6 +157,7 @@ def _status(
     request: LedgerRow | None,
     now: datetime,
     scan: bool,
+    removed: Sequence[str],
 ) -> ErasureStatus:
     rows = [row for row in history if row.erasure is not None and row.erasure.get("id") == one.id]
     parts = [row.erasure for row in rows if row.erasure is not None]
@@ -165,7 +169,7 @@ def _status(
         for n, table in tables.items()
     }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
-    again = list(_brought_back(job, tables, hours, replaced))
+    again = [*_brought_back(job, tables, hours, replaced), *removed]
     # Before versions are counted: a file deleted meanwhile becomes a version.
     there = _stored(state.table, replaced | wanted)
     holders = [
@@ -213,6 +217,21 @@ def _brought_back(
             if count := len(there.keys() & set(replaced)):
                 has = f"was set back and has {count} replaced files again"
                 yield f"branch {branch} of {name} {has}: run the command again"
+
+
+def _removed_views(job: Job) -> Iterator[str]:
+    """Yield a sentence for each table of a view that the stream's file no longer has."""
+    stream, prefix = job.stream, f"{job.stream.table}_"
+    try:
+        names = job.lake.table_names(stream.table.rpartition(".")[0])
+    except Terminal:
+        return  # The catalog does not list tables to this user.
+    # Another stream's table may begin with the name of this one.
+    others = [f"{n}_" for n in names if n.startswith(prefix) and f"{n}_hours" in names]
+    for name in sorted(names - {*stream.tables}):
+        is_own = name.startswith(prefix) and not name.startswith(tuple(others))
+        if is_own and name.endswith(PARTIALS):
+            yield f"table {name} of a removed view may have the values: drop it, with its files"
 
 
 def _stored(table: Table, paths: Collection[str]) -> set[str]:

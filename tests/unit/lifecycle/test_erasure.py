@@ -324,8 +324,7 @@ def test_a_branch_set_back_is_named_and_searched_again(people: People) -> None:
     [status] = read_statuses(people.job, datetime.now(UTC))
     found = "branch batch of games.events was set back and has 1 replaced files again: run"
     assert status.left[0].startswith(found)
-    done = people.erase()
-    assert (done.removed.rows, people.names("batch").count("anna")) == (2, 0)
+    assert (people.erase().removed.rows, people.names("batch").count("anna")) == (2, 0)
     assert people.names("main").count("anna") == 0
     row = people.account(FIRST)
     assert (row.good, row.erased) == (account.good, account.erased)
@@ -509,8 +508,7 @@ def test_a_layer_leaves_out_values_and_places_by_the_key_of_the_request(people: 
     people.erase()
     job, state = people.job, people.lake.state()
     ranges: Any = {FIRST: {0: (0, 8)}, NEXT: {0: (8, 20)}}
-    left_out = load_filter(job.environment, job.stream, job.ledger, state, "t", ranges)
-    first, second = left_out
+    first, second = load_filter(job.environment, job.stream, job.ledger, state, "t", ranges)
     assert (first.places, second.places) == ({(0, 4), (0, 6)}, frozenset())
     values = (*first.values, *second.values)
     found = [(v.column, v.ranges, v.matches("anna"), v.matches("bert")) for v in values]
@@ -563,8 +561,7 @@ def test_another_source_of_the_column_brings_no_erased_record_back(people: Peopl
 
 def test_another_secret_of_a_hashed_column_brings_no_erased_record_back(people: People) -> None:
     job = made_of(people.job, {"hash": "id"}, "a secret of a hashed column")
-    publisher = Publisher(job.lake, job.stream)
-    run.erase(job, publisher, replace(ORDER, values=frozenset({"0af3"})))
+    run.erase(job, Publisher(job.lake, job.stream), replace(ORDER, values=frozenset({"0af3"})))
     state, ranges = people.lake.state(), {FIRST: {0: (0, 8)}}
     assert load_filter(job.environment, job.stream, job.ledger, state, "t", ranges)
     other = made_of(job, {"hash": "id"}, "another secret of the column")
@@ -628,8 +625,7 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
     letter = record(FIRST, 7, 1, b"7-0 and more", **code)
     dead = stage(lake.lake, lake.stream.dead_letters_table, [letter], protected=True)
     staged = lake.stage([(FIRST, 7, 0), (FIRST, 0, 0)])
-    publish = lake.speed(staged, {0: 0}, dead_letters=(dead_letters.waiting_speed(dead, NOW),))
-    lake.land(publish)
+    lake.land(lake.speed(staged, {0: 0}, dead_letters=(dead_letters.waiting_speed(dead, NOW),)))
     job = job_of(lake.environment, lake.lake, records=0)
     order = run.ErasureRequest("id", frozenset({"7-0"}), "case 4711")
     done = run.erase(job, Publisher(job.lake, job.stream), order)

@@ -346,8 +346,7 @@ def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path)
     lake.serve([(FIRST, 0, 5)], {0: 6}, read_until=NOW)
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
-    job = replace(job_of(tmp_path), stream=lake.stream)
-    done = imported(job, f"{tmp_path}/source", LAST)
+    done = imported(replace(job_of(tmp_path), stream=lake.stream), f"{tmp_path}/source", LAST)
     assert (done.good, done.duplicate) == (2, 2)
 
 
@@ -372,8 +371,7 @@ def test_a_record_is_found_in_any_hour_of_kafka(tmp_path: Path) -> None:
     """A producer stamped it hours before its neighbours, and its hour is theirs."""
     lake = new_lake(tmp_path)
     staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 9), 0, 1)])
-    read = lake.speed(staged, {0: 2}, read_until=NOW)
-    lake.land(read)
+    lake.land(lake.speed(staged, {0: 2}, read_until=NOW))
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     assert import_in(tmp_path).good == 1
     assert ids(lake, "main").get(LAST) is None
@@ -387,8 +385,7 @@ def test_a_time_of_the_stream_itself_is_not_kafkas(tmp_path: Path) -> None:
     path = tmp_path / "source/a.parquet"
     write(path, [("a", 1, OLDEST, 5), ("0-1", 9, FIRST, 1)])
     stream = new_stream(schema=ddl, event_time={"column": "timestamp"})
-    job = replace(job_of(tmp_path), stream=stream)
-    assert imported(job, f"{tmp_path}/source").good == 1
+    assert imported(replace(job_of(tmp_path), stream=stream), f"{tmp_path}/source").good == 1
     [row] = lake.table().scan(row_filter="kafka_partition = -1").to_arrow().to_pylist()
     assert row["kafka_timestamp"] is None
 
@@ -519,8 +516,7 @@ def test_several_sources_are_one(lake: StreamLake) -> None:
     done = run.run(job, Publisher(job.lake, job.stream), request)
     assert (done.rows, done.good, done.duplicate) == (6, 4, 2)
     assert sorted(ids(lake, "main")[OLDEST]) == ["a", "b", "e"]
-    again = run.run(job, Publisher(job.lake, job.stream), request)
-    assert again.hours == ()
+    assert run.run(job, Publisher(job.lake, job.stream), request).hours == ()
 
 
 def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> None:
@@ -538,8 +534,7 @@ def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> 
 def read(reader: SourceReader, path: Path) -> pa.Table:
     """The rows of NOW's hour in a Parquet file, once they are counted."""
     part, hour = ParquetPart(PyArrowFileIO(), f"file://{path}", {}), to_number(hour_of(NOW))
-    counted = reader.count(part)
-    assert {*counted.rows} == {hour}
+    assert {*reader.count(part).rows} == {hour}
     return pa.concat_tables(reader.read(part, Numbers({}), reader.schema.names, hour, hour))
 
 
@@ -811,8 +806,7 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
     assert later.removed.rows == 1 and later.erasure.done is not None
     assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]}
     assert ids(lake, "batch") == {OLDEST: ["b"]}
-    rows = ledger.newest(lake.ledger.history())
-    found = [rows[hour] for hour in sorted(IMPORTED)]
+    found = [ledger.newest(lake.ledger.history())[hour] for hour in sorted(IMPORTED)]
     accounts = [(row.offsets, row.good, row.duplicate, row.erased) for row in found]
     assert accounts == [(2, 1, 0, 1), (2, 0, 1, 1)]
     assert audit(job, None, with_kafka=False).agrees

@@ -130,8 +130,7 @@ def test_fields_of_the_first_line_may_be_times_and_places(tmp_path: Path) -> Non
 def test_lines_have_topics_and_places(tmp_path: Path, name: str, content: bytes) -> None:
     """As Spark's file sink writes all columns of its Kafka source."""
     (tmp_path / name).write_bytes(content)
-    columns = ["id", "topic", "Partition", "offset"]
-    [row] = read(tmp_path / name, columns, stream=FLAT_STREAM)
+    [row] = read(tmp_path / name, ["id", "topic", "Partition", "offset"], stream=FLAT_STREAM)
     offset = "4" if name == "a.json" else 4
     assert row == {"id": "a", "topic": "t", "Partition": 3, "offset": offset}
 
