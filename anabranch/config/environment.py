@@ -123,19 +123,17 @@ class Catalog(Frozen):
         return value
 
 
-def _s3_endpoint(value: str) -> str:
-    if "@" in value:
-        raise ValueError("expected an address without user (s3.access_key, s3.secret_key)")
-    return value
-
-
 class S3(Frozen):
     """The object store: AWS unless `endpoint` is set, with the standard AWS credential chain unless
     keys are set. `ca` is for Python clients; Java uses its trust store."""
 
-    endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = Field(
-        default=None, description="The URL of the S3 server, unless it is Amazon's."
-    )
+    endpoint: (
+        Annotated[
+            str,
+            web_address("https://s3.example.com", "s3.access_key, s3.secret_key", optional=True),
+        ]
+        | None
+    ) = Field(default=None, description="The URL of the S3 server, unless it is Amazon's.")
     region: str = Field(default="us-east-1", description="The bucket's region.")
     access_key: SecretStr | None = Field(
         default=None,
