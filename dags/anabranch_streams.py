@@ -75,8 +75,6 @@ def groups() -> dict[str, list[Stream]]:
 
 
 def _read(name: str, is_family: bool) -> Stream:
-    group = group_in_file(name, CONF)
-    group = group if group is not None and _GROUP.fullmatch(group) else None
     try:
         file = read_stream_file(CONF, name, ("group", "airflow", "batch", "egress"))
         return Stream(
@@ -89,7 +87,11 @@ def _read(name: str, is_family: bool) -> Stream:
             targets=_targets(file),
         )
     except Mistake as mistake:
-        return Stream(name, is_family, group, mistake=str(mistake))
+        # The stream's group keeps it, unless that is wrong too.
+        group = group_in_file(name, CONF) or ""
+        return Stream(
+            name, is_family, group if _GROUP.fullmatch(group) else None, mistake=str(mistake)
+        )
 
 
 def _group(value: object) -> str:
