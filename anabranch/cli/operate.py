@@ -26,7 +26,7 @@ from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.common.deadline import Note
-    from anabranch.config import Environment, Members, Selected, Stream
+    from anabranch.config import Environment, Stream
     from anabranch.job import Job
     from anabranch.operations.check import Check
     from anabranch.operations.draft import Draft
@@ -68,10 +68,7 @@ def apply(
     until a file with these columns is applied. A table belongs to one stream; after its file was
     renamed, --renamed-from gives the table to the new name.
     """
-    from anabranch import config
     from anabranch.cli.render.rows import checked_text
-    from anabranch.common.logs import configure_logging
-    from anabranch.family_streams import FamilyStreams
 
     for flag, given, which in (
         ("--rolled-back", rolled_back, "whose file was put back"),
@@ -81,18 +78,14 @@ def apply(
             raise ConfigurationError(
                 f"{flag}: expected one STREAM, {which}; found {len(chosen.streams)}"
             )
-    configure_logging()
-    environment = config.load_environment(conf_folder())
-    families = FamilyStreams(environment, conf_folder())
-    selected = families.select(chosen.streams, chosen.group, chosen.every)
-    for error in families.unanswered:
+    selected = many.select(chosen)
+    for error in selected.unanswered:
         raise error
-    families.close()
-    is_text = output_format() == "text"
+    environment, is_text = selected.environment, output_format() == "text"
     if is_text:
-        _list_new(environment, families.read_members, selected)
+        _list_new(selected)
     planned: dict[str, tuple[list[str], Stream | Exception]] = {}
-    for name, found in selected.items():
+    for name, found in selected.selected.items():
         try:
             registered, plan = _plan(environment, found, register, renamed_from)
         except Exception as error:
@@ -125,19 +118,15 @@ def apply(
     return StreamReports(applied())
 
 
-def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
+def _list_new(selected: many.Many) -> None:
     """Print the streams of families whose tables do not exist yet, before they are created."""
     from anabranch import config
     from anabranch.cli.render.changes import new_streams_text
-    from anabranch.iceberg.lake import Lake
 
-    streams = [stream for stream in config.loaded(selected) if stream.name in members]
-    lake = Lake(environment)
-    tables = set().union(
-        *map(lake.table_names, {stream.table.partition(".")[0] for stream in streams})
-    )
-    new = [stream for stream in streams if stream.table not in tables]
-    print_text(new_streams_text(new, members, len(streams)))
+    streams = [stream for stream in config.loaded(selected.selected) if stream.family is not None]
+    spaces = {stream.table.partition(".")[0] for stream in streams}
+    tables = set().union(*map(selected.catalog.table_names, spaces))
+    print_text(new_streams_text([s for s in streams if s.table not in tables], len(streams)))
 
 
 def _plan(

@@ -17,7 +17,7 @@ from anabranch.operations.reports.maintenance import Maintenance, last_run_words
 from anabranch.protocol.deliveries import Delivery
 
 if TYPE_CHECKING:
-    from anabranch.config import Members, Stream
+    from anabranch.config import Stream
     from anabranch.lifecycle.erasure.rows import Found
     from anabranch.lifecycle.erasure.run import Erased
     from anabranch.lifecycle.importing.run import Imported, ImportPlan
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from serving_layer.egress import Failed
 
 
-def new_streams_text(new: Sequence[Stream], members: Members, count: int) -> Text:
+def new_streams_text(new: Sequence[Stream], count: int) -> Text:
     """Return the streams of families that have no table yet. `count`: all streams of families."""
     if new:
         yield f"families: {len(new)} new of {count} streams"
     for stream in new:
-        family = members[stream.name].family
-        yield f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}"
+        words = f"topic {stream.topic}: stream {stream.name}, table {stream.table}"
+        yield f"family {stream.family}: {words}"
 
 
 def adopted_text(stream: str, topic: str, adopted: Adopted | None) -> Text:
