@@ -12,38 +12,32 @@ from airflow.sdk import (
 )
 
 
+def _asset(kind: str, of: str) -> Asset:
+    uri = f"anabranch://{kind.replace('_', '-')}/{of}"
+    return Asset(name=f"anabranch_{kind}__{of}", uri=uri, group="anabranch")
+
+
 def hours_asset(stream: str) -> Asset:
     """Return the asset of the stream's authoritative hours: accepted, by batch, verified."""
-    return Asset(
-        name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch"
-    )
+    return _asset("hours", stream)
 
 
 def partitions_asset(stream: str) -> Asset:
     """Return the asset of the same event with the hour as `partition_key`. It is separate: Airflow
     starts no DAG with a plain asset schedule for an event with a partition key."""
-    return Asset(
-        name=f"anabranch_partitions__{stream}",
-        uri=f"anabranch://partitions/{stream}",
-        group="anabranch",
-    )
+    return _asset("partitions", stream)
 
 
 def restated_days_asset(stream: str) -> Asset:
     """Return the asset whose event is a day with a new restatement, once all its hours are
     accepted. The day, such as 2026-11-21, is the `partition_key`."""
-    name, uri = f"anabranch_restated_days__{stream}", f"anabranch://restated-days/{stream}"
-    return Asset(name=name, uri=uri, group="anabranch")
+    return _asset("restated_days", stream)
 
 
 def group_hours_asset(group: str) -> Asset:
     """Return the asset whose event is an hour that is complete in every stream of a group, with all
     earlier hours. The hour, such as 2026-11-21T03, is the `partition_key`."""
-    return Asset(
-        name=f"anabranch_group_hours__{group}",
-        uri=f"anabranch://group-hours/{group}",
-        group="anabranch",
-    )
+    return _asset("group_hours", group)
 
 
 def day_schedule(stream: str) -> PartitionedAssetTimetable:

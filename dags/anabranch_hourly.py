@@ -7,9 +7,6 @@ stream with `group:` has no schedule and is for manual runs: its group's DAG run
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
@@ -19,7 +16,7 @@ from anabranch_operators import (
     VerifyOperator,
     reports_mistake,
 )
-from anabranch_streams import Stream, default_args, hour_params, longest_grace, streams
+from anabranch_streams import Stream, dag_options, grace_task, hour_params, streams
 
 DOC = """\
 Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
@@ -46,7 +43,10 @@ despite gaps or the quality gate: trigger the DAG with `hour`, `accept` and `why
 
 def stream_dag(stream: Stream) -> DAG:
     """Return the DAG of one stream; its data interval is the hour."""
-    name = stream.name
+    name, options = stream.name, dag_options(stream.name, stream)
+    # With `airflow.start`, Airflow runs a backlog, oldest first; else `anabranch batch` does.
+    if stream.start is not None:
+        options |= {"start_date": stream.start, "catchup": True}
     with DAG(
         dag_id=f"anabranch_hourly__{name}",
         description=f"Seals, rebuilds, merges and verifies each hour of {name}.",
@@ -54,23 +54,12 @@ def stream_dag(stream: Stream) -> DAG:
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")
         if stream.group is None
         else None,
-        start_date=stream.start or datetime(2026, 1, 1, tzinfo=UTC),
-        # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch`
-        # does.
-        catchup=stream.start is not None,
-        max_active_runs=1,
-        default_args=default_args(stream),
         params=hour_params(),
-        tags=["anabranch", name],
+        **options,
     ) as dag:
         if reports_mistake(stream):
             return dag
-        seconds = longest_grace([stream])
-        wait = DateTimeSensorAsync(
-            task_id="grace",
-            target_time="{{ (data_interval_end + "
-            f"macros.timedelta(seconds={seconds})).isoformat() }}}}",
-        )
+        wait = grace_task([stream])
         seal = SealOperator(task_id="seal", stream=name)
         rebuild = RebuildOperator(task_id="rebuild", stream=name)
         merge = AnabranchOperator(

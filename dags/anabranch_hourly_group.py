@@ -6,9 +6,6 @@ Wiring only: every task runs `anabranch` commands that an operator can run by ha
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
@@ -19,7 +16,7 @@ from anabranch_operators import (
     StreamOfGroupOperator,
     reports_mistake,
 )
-from anabranch_streams import Stream, default_args, groups, hour_params, longest_grace
+from anabranch_streams import Stream, dag_options, grace_task, groups, hour_params
 
 DOC = """\
 Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
@@ -46,26 +43,19 @@ is: trigger `anabranch_hourly__STREAM` with `hour`, `accept` and `why`.
 
 def group_dag(group: str, members: list[Stream]) -> DAG:
     """Return the DAG of one group; its data interval is the hour."""
-    starts = [member.start for member in members if member.start is not None]
+    options = dag_options(group, *members)
+    if starts := [member.start for member in members if member.start is not None]:
+        options |= {"start_date": min(starts), "catchup": True}
     with DAG(
         dag_id=f"anabranch_hourly_group__{group}",
         description=f"Rebuilds and verifies each hour of the {len(members)} streams of group "
         f"{group}.",
         doc_md=DOC.format(group=group),
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
-        start_date=min(starts, default=datetime(2026, 1, 1, tzinfo=UTC)),
-        catchup=bool(starts),
-        max_active_runs=1,
-        default_args=default_args(*members),
         params=hour_params(with_accept=False),
-        tags=["anabranch", group],
+        **options,
     ) as dag:
-        seconds = longest_grace(members)
-        wait = DateTimeSensorAsync(
-            task_id="grace",
-            target_time="{{ (data_interval_end + "
-            f"macros.timedelta(seconds={seconds})).isoformat() }}}}",
-        )
+        wait = grace_task(members)
         rebuild = GroupRebuildOperator(task_id="rebuild", group=group)
         mapped = StreamOfGroupOperator.partial(
             task_id="stream", map_index_template="{{ task.stream }}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from airflow.sdk import DAG
 from anabranch_operators import AnabranchOperator, FamilyOperator, reports_mistake
-from anabranch_streams import Stream, default_args, files
+from anabranch_streams import Stream, dag_options, files
 
 DOC = """\
 `anabranch maintain {stream}`: expires snapshots, drops the speed layer's rows of hours that the
@@ -22,11 +20,7 @@ def maintenance_dag(stream: Stream) -> DAG:
         description=f"Deletes unreferenced files of {name}.",
         doc_md=DOC.format(stream="STREAM" if stream.is_family else name),
         schedule="40 2 * * *",
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        catchup=False,
-        max_active_runs=1,
-        default_args=default_args(stream),
-        tags=["anabranch", name],
+        **dag_options(name, stream),
     ) as dag:
         if reports_mistake(stream):
             return dag

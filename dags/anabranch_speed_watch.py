@@ -3,11 +3,11 @@ only."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from airflow.sdk import DAG
 from anabranch_operators import WatchOperator, reports_mistake
-from anabranch_streams import Stream, default_args, streams
+from anabranch_streams import Stream, dag_options, streams
 
 LATE = "10 minutes"
 DOC = """\
@@ -24,15 +24,13 @@ def watch_dag(stream: Stream) -> DAG:
         description=f"Checks that the speed layer of {name} keeps up.",
         doc_md=DOC.format(stream=name, late=LATE),
         schedule="*/5 * * * *",
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        catchup=False,
-        max_active_runs=1,
-        default_args=default_args(stream) | {"retries": 1, "retry_delay": timedelta(seconds=30)},
-        tags=["anabranch", name],
+        **dag_options(name, stream),
     ) as dag:
         if reports_mistake(stream):
             return dag
-        WatchOperator(task_id="watch", arguments=["status", name, "--late-after", LATE])
+        retried = {"retries": 1, "retry_delay": timedelta(seconds=30)}
+        arguments = ["status", name, "--late-after", LATE]
+        WatchOperator(task_id="watch", arguments=arguments, **retried)
     return dag
 
 

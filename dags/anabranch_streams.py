@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param
+from airflow.sdk import BaseOperator, Param
 from anabranch_conf import (
     GRACE,
     OWNER,
@@ -124,15 +124,20 @@ def _instant(value: object) -> datetime:
     return datetime.strptime(parse_hour(value), "%Y-%m-%dT%H").replace(tzinfo=UTC)
 
 
-def longest_grace(streams: Iterable[Stream]) -> int:
-    """Return the longest `batch.grace` of the streams, in seconds."""
-    return int(max(stream.grace for stream in streams).total_seconds())
+def grace_task(streams: Iterable[Stream]) -> BaseOperator:
+    """Return the task that waits out the longest `batch.grace` of the streams."""
+    from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+
+    seconds = int(max(stream.grace for stream in streams).total_seconds())
+    end = f"data_interval_end + macros.timedelta(seconds={seconds})"
+    return DateTimeSensorAsync(task_id="grace", target_time=f"{{{{ ({end}).isoformat() }}}}")
 
 
-def default_args(*streams: Stream) -> dict[str, Any]:
-    """Return the default arguments of tasks of streams; owners separated by commas."""
+def dag_options(name: str, *streams: Stream) -> dict[str, Any]:
+    """Return the options that all DAGs of streams share, but those that a DAG replaces. `name`: the
+    stream's, or the group's. Owners are separated by commas."""
     callback = os.environ.get("ANABRANCH_ON_FAILURE")
-    return {
+    default_args = {
         "owner": ", ".join(sorted({stream.owner for stream in streams})),
         "depends_on_past": False,
         "retries": 8,
@@ -140,6 +145,13 @@ def default_args(*streams: Stream) -> dict[str, Any]:
         "retry_exponential_backoff": 2.0,
         "max_retry_delay": timedelta(minutes=10),
         **({"on_failure_callback": _imported(callback)} if callback else {}),
+    }
+    return {
+        "start_date": datetime(2026, 1, 1, tzinfo=UTC),
+        "catchup": False,
+        "max_active_runs": 1,
+        "default_args": default_args,
+        "tags": ["anabranch", name],
     }
 
 
