@@ -24,12 +24,13 @@ _LOG = """
 CREATE TABLE hours (hour PRIMARY KEY, revision, served, token);
 CREATE TABLE seen (token PRIMARY KEY, hour, revision);
 CREATE TRIGGER each_once AFTER INSERT ON hours
-BEGIN INSERT INTO seen VALUES (new.token, new.hour, new.revision); END;
+BEGIN SELECT RAISE(ABORT, 'twice') FROM seen WHERE token = new.token;
+INSERT INTO seen VALUES (new.token, new.hour, new.revision); END;
 """
 
 
 def seen(own: Path) -> list[tuple[str, int]]:
-    """Each hour and revision that the consumer has had, in the order in which it had them."""
+    """Each hour and revision that the consumer has had, in order."""
     with closing(sqlite3.connect(own, timeout=30)) as connection:
         return connection.execute("SELECT hour, revision FROM seen ORDER BY rowid").fetchall()
 
@@ -113,5 +114,4 @@ def test_a_consumer_killed_20_times_is_exact(world: Make, tmp_path: Path) -> Non
     # No token came twice, or the consumer would have ended; of each hour no revision after a newer
     # one.
     for hour in hours:
-        revisions = [revision for h, revision in seen(own) if h == hour]
-        assert revisions == sorted(revisions)
+        assert (had := [revision for h, revision in seen(own) if h == hour]) == sorted(had)
