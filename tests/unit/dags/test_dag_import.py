@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from anabranch.config import stream_names
 
@@ -327,25 +328,7 @@ print("RESULT" + json.dumps({
 
 
 # Files with a mistake in what the DAGs use, and the message of each.
-_WRONG = {
-    "returns": ("kept: 2026-11-31", "expected readable YAML, found: line 1, column 7: no valid timestamp"),
-    "broken": ("neither valid: nor: read", "expected readable YAML, found: line 1, column "),
-    "weeks": ("batch: {grace: 999999999999 weeks}", "batch.grace: expected 1000 years at most, found 999999999999 weeks"),
-    "number": ("batch: {grace: 90}", "batch.grace: expected a duration such as '2 seconds', "),
-    "nowhere": (
-        'airflow: {owner: "${ANABRANCH_UNSET}"}',
-        "airflow.owner: expected the environment variable ANABRANCH_UNSET, found it unset",
-    ),
-    "later": ("airflow: {start: soon}", "airflow.start: expected an hour such as 2026-11-21T03, found 'soon'"),
-    "thirteenth": ("airflow: {start: 2026-13-21T03}", "airflow.start: expected an hour such as"),
-    "listed": ("airflow: [a]", "airflow: expected a mapping of keys, found list"),
-    "targets": ('egress: [{name: "not; a name"}]', "egress[0].name: expected a name"),
-    "twice": ("egress: [{name: feed}, {name: feed}]", "egress: expected each name once, found 'feed' twice"),
-    "long": (f"egress: [{{name: {'n' * 65}}}]", "egress[0].name: expected a name of at most 64 letters"),
-    "large": (f"group: {'g' * 151}", "group: expected 150 characters at most, found 'ggg"),
-    "target": ("egress: [7]", "egress[0]: expected a mapping of keys, found int"),
-    "grouped": ('group: "a b"', "group: expected a name of letters, digits and underscores, found 'a b'"),
-}  # fmt: skip
+_WRONG = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))["mistakes"]
 
 
 _DEFAULTS = 'batch: {grace: "${ANABRANCH_GRACE:-7 minutes}", lookback_hours: 3}\n'

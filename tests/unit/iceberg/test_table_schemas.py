@@ -10,9 +10,7 @@ from lakes import DDL, FIRST, StreamLake, new_stream
 from pyiceberg.table import Transaction
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import (
-    IntegerType,
-)
+from pyiceberg.types import IntegerType
 
 from anabranch.config import Files
 from anabranch.config.columns import Column, parse_columns

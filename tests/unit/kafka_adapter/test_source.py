@@ -55,9 +55,7 @@ def test_a_timestamp_out_of_range_is_null(millis: int, moment: datetime | None) 
     assert source.time_of(millis) == moment
 
 
-def test_a_silent_partition_delays_many_topics_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_partition_delays_many_topics_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_read", lambda _, options, ranges: options)
     kafka, spark = config.Kafka(bootstrap_servers="127.0.0.1:1"), cast(Any, None)
     alone: Any = source.read_ranges(spark, kafka, "t", {0: (0, 1)})

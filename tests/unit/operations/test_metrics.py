@@ -122,9 +122,7 @@ def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str
     }  # fmt: skip
 
 
-def test_prometheus_reads_every_stream_and_which_is_down(
-    recorded: Callable[[Any], None],
-) -> None:
+def test_prometheus_reads_every_stream_and_which_is_down(recorded: Callable[[Any], None]) -> None:
     recorded({" ".join(key): value for key, value in _values(TWO).items()})
 
 

@@ -405,9 +405,7 @@ def test_ordered_records_are_cut_at_their_hour(gaps: list[int], publish: list[bo
 
 
 @pytest.mark.parametrize("by", [("speed", {0: 99}), ("check",)], ids=["speed", "batch alone"])
-def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer(
-    by: Step,
-) -> None:
+def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer(by: Step) -> None:
     world = World()
     world.log[0].append(millis(datetime(2030, 1, 1, tzinfo=UTC)))
     for _ in range(3):

@@ -280,9 +280,7 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
 
 
-def test_an_unread_topic_with_records_is_adopted_only_with_from(
-    lake: StreamLake,
-) -> None:
+def test_an_unread_topic_with_records_is_adopted_only_with_from(lake: StreamLake) -> None:
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     with lake.unmoved(), pytest.raises(Refused) as refused:
         run(lake, broker)

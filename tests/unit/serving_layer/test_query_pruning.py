@@ -164,9 +164,7 @@ _CONDITIONS = st.recursive(
 
 
 @settings(
-    max_examples=budget(40, 120),
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=budget(40, 120), derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(where=_CONDITIONS)
 def test_a_condition_has_the_answer_of_all_rows(beside: Beside, where: str) -> None:

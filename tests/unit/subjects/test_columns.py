@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.iceberg.table_schemas import iceberg_type
@@ -125,29 +127,7 @@ DEFINED = {
 
 @pytest.mark.parametrize(
     ("schema", "column"),
-    [
-        ({"type": "boolean"}, "boolean"),
-        ({"type": "integer"}, "bigint"),
-        ({"type": "number"}, "double"),
-        ({"type": "string"}, "string"),
-        ({"type": "string", "format": "date-time"}, "timestamp"),
-        ({"type": "string", "format": "date"}, "date"),
-        ({"type": "string", "format": "uuid"}, "string"),
-        ({"type": ["null", "integer"]}, "bigint"),
-        ({"type": ["string", "null"], "format": "date"}, "date"),
-        ({"enum": ["a", "b", None]}, "string"),
-        ({"type": "integer", "enum": [1, 2]}, "bigint"),
-        ({"const": True}, "boolean"),
-        ({"enum": [1, 1.5]}, "double"),
-        ({"type": "array", "items": {"type": ["null", "string"]}}, "array<string>"),
-        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "struct<x:bigint>"),
-        ({"properties": {"x": {"type": "number"}}}, "struct<x:double>"),
-        ({"type": "object", "additionalProperties": {"type": "number"}}, "map<string,double>"),
-        ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, "bigint"),
-        ({"allOf": [{"$ref": "#/$defs/Q"}]}, "struct<x:bigint>"),
-        ({"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}]}, "struct<x:bigint>"),
-        ({"$ref": "#/definitions/a~1b"}, "string"),
-    ],
+    yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))["json_schema_types"],
 )
 def test_json_schema_types(schema: Any, column: str) -> None:
     assert of_json(schema, **DEFINED) == [("f", column)]
