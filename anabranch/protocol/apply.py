@@ -317,15 +317,21 @@ def _list(fields: tuple[str, ...]) -> str:
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Record a renamed stream as the owner of its table; return a description of the change. Only
-    a stream that reads the topic of the table's position may take it over: raises
-    AnotherStreamsTable for another topic id."""
+    """Record a renamed stream, or its corrected topic, as the owner of its table; return a
+    description of the change. Only a stream that reads the topic of the table's position may take
+    it over: raises AnotherStreamsTable for another topic id."""
     table = lake.load(stream.table)
     require_writable(table)
     _require_layout(stream, table)
     owner = owner_of(table)
-    if owner.stream == stream.name:
-        if owner.topic != stream.topic:
+    is_own = owner.stream == stream.name
+    # Without the branches, the next run does it.
+    if (is_own and owner.topic == stream.topic) or not set(BRANCHES) <= table.metadata.refs.keys():
+        return []
+    position = read_property(branch_properties(table, "speed"), POSITION, Position.from_json)
+    if position.topic_id:
+        topic = kafka.describe(stream.topic)
+        if is_own and (topic is None or topic.id != position.topic_id):
             LOG.warning(
                 "stream %s: table %s was read from topic %s, the stream's file names %s: "
                 "`anabranch adopt %s` continues there",
@@ -335,12 +341,7 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
                 stream.topic,
                 stream.name,
             )
-        return []
-    if not set(BRANCHES) <= table.metadata.refs.keys():
-        return []  # the next run does it
-    position = read_property(branch_properties(table, "speed"), POSITION, Position.from_json)
-    if position.topic_id:
-        topic = kafka.describe(stream.topic)
+            return []
         if topic is None:
             return []
         # Decision 37: a recreated topic and another stream's topic look the same, so the owner is
@@ -360,6 +361,8 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
             tx.set_properties({OWNER: wanted.to_json()})
 
     admin.change_table(lake, stream.table, "owner", write)
+    if is_own:
+        return [f"table {stream.table} is of topic {stream.topic} now, and was of {owner.topic}"]
     return [
         f"table {stream.table} belongs to stream {stream.name} now, and belonged to stream "
         f"{owner.stream}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from brokers import Broker
 from lakes import new_lake, new_stream, table_of
 
 from anabranch.common.errors import Terminal
@@ -37,21 +38,21 @@ def test_a_table_of_apply_belongs_to_the_stream(tmp_path: Path, ddl: str) -> Non
         ),
         # A job that began before `apply` would write rows without it.
         (NESTED.replace("n INT, ", ""), "expected column n none, found int"),
+        # The same error as that of `apply`.
+        (
+            NESTED.replace("id STRING NOT NULL", "id STRING"),
+            "expected column id string, found string NOT NULL",
+        ),
     ],
 )
-def test_a_job_of_other_columns_names_the_command(tmp_path: Path, ddl: str, message: str) -> None:
+def test_a_job_of_other_columns_names_the_remedy(tmp_path: Path, ddl: str, message: str) -> None:
     _, table = table_of(tmp_path, NESTED)
-    remedy = "run `anabranch apply events`, then restart the jobs that were started before it"
-    with pytest.raises(Terminal, match=remedy) as error:
+    command = "run `anabranch apply events`, then restart the jobs that were started before it"
+    with pytest.raises(
+        Terminal, match="put NOT NULL back" if "id STRING," in ddl else command
+    ) as error:
         require_columns(table, new_stream(schema=ddl))
     assert message in str(error.value)
-
-
-def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) -> None:
-    _, table = table_of(tmp_path, NESTED)
-    found = r"expected column id string, found string NOT NULL; .* put NOT NULL back"
-    with pytest.raises(Terminal, match=found):
-        require_columns(table, new_stream(schema=NESTED.replace("id STRING NOT NULL", "id STRING")))
 
 
 def test_two_applies_forget_a_dropped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +69,14 @@ def test_two_applies_forget_a_dropped_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(apply, "_change", after_another)
     assert apply.roll_forward(one.lake, one.name)
     assert ROLLED_BACK not in one.table().properties
+
+
+def test_a_corrected_topic_is_the_tables(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The topic was missing at the first `apply`, and what the jobs read since has its new name."""
+    made = new_lake(tmp_path)
+    stream = made.stream.model_copy(update={"topic": "orders"})
+    found = []
+    for broker in (Broker(id="another"), Broker(id="t"), Broker(id="t")):
+        found += apply.apply(made.environment, stream, made.lake, broker.adapter)
+        assert len(caplog.messages) == 1, "only another topic needs `anabranch adopt`"
+    assert found == ["table games.events is of topic orders now, and was of events"]
