@@ -65,7 +65,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None) -> Event[object]
         ("ANABRANCH_KAFKA", running.bootstrap_servers, f"127.0.0.1:{services.KAFKA_PORT}"),
         ("ANABRANCH_S3", running.s3_endpoint, f"http://127.0.0.1:{services.S3_PORT}"),
     ):
-        if value != shipped and os.environ.get(name) != value:
+        if os.environ.get(name, shipped) != value:
             lines.append(f"For conf/anabranch.yaml as it ships: export {name}={value}")
     return Event({"services": states, "started": running.started}, lines)
 

@@ -107,3 +107,8 @@ def warning(check: Issue, subject: str, expected: str, found: str, remedy: str) 
 
 def info(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.INFO, subject, expected, found, remedy)
+
+
+def dev_up(key: str) -> str:
+    """Return the remedy for a service of this machine that does not answer at the address `key`."""
+    return f"anabranch dev up  # if it is up already: {key} in anabranch.yaml"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from shlex import quote
 
 from anabranch.common.errors import (
@@ -25,6 +26,7 @@ from anabranch.operations.doctor.finding import (
     Finding,
     Issue,
     Severity,
+    dev_up,
     error,
     info,
     warning,
@@ -39,7 +41,8 @@ _WEEK = timedelta(days=7)
 @dataclass(frozen=True)
 class KafkaFacts:
     """Facts about a stream's topic. `settings`: None if the topic does not exist.
-    `partition_bytes`: None without `retention.bytes`, or if the sizes cannot be read."""
+    `partition_bytes`: None without `retention.bytes`, or if the sizes cannot be read. `similar`: a
+    topic that exists in its place, if its name is almost the same."""
 
     settings: TopicSettings | None
     starts: Offsets
@@ -47,6 +50,7 @@ class KafkaFacts:
     partition_bytes: dict[int, int] | None
     group_refused: MissingRight | None = None
     """The missing permission to commit offsets of the stream's group, if any."""
+    similar: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
         topic = kafka.describe(stream.topic)
         settings = kafka.settings(stream.topic) if topic is not None else None
         if topic is None or settings is None:
-            return KafkaFacts(None, {}, {}, None)
+            near = get_close_matches(stream.topic, sorted(kafka.topic_names()), 1)
+            return KafkaFacts(None, {}, {}, None, similar=next(iter(near), None))
         starts, ends = kafka.log_starts(topic), kafka.stable_ends(topic)
         held = {p: end - 1 for p, end in ends.items() if end > starts.get(p, 0)}
         one = dict(list(held.items())[:1])
@@ -117,7 +122,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
             f"DescribeConfigs --topic {quote(stream.topic)}, or kafka.security in anabranch.yaml",
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
-    remedy = "anabranch dev up" if _is_local(kafka) else elsewhere
+    remedy = dev_up("kafka.bootstrap_servers") if _is_local(kafka) else elsewhere
     return error(
         Issue.KAFKA_AWAY,
         kafka.bootstrap_servers,
@@ -142,7 +147,11 @@ def findings(
             command = (
                 f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
             )
-        yield error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)
+        found = "none"
+        if facts.similar is not None:
+            found = f"none of this name, but {facts.similar}"
+            command = f"topic: {facts.similar} in streams/{stream.name}.yaml, or {command}"
+        yield error(Issue.TOPIC_MISSING, topic, "a topic", found, command)
         return
     yield from _check_retention_time(kafka, stream, settings, unread, now)
     yield from _check_retention_bytes(kafka, stream, facts, unread)

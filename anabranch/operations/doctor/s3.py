@@ -27,7 +27,7 @@ from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import LifecycleRule, bucket_and_key, open_store
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, dev_up, error, info, warning
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ def failed(environment: Environment, where: Warehouse, failure: AnabranchError) 
     address = environment.s3.endpoint or ""
     is_here = address.startswith(("http://127.0.0.1:", "http://localhost:"))
     remedy = (
-        "anabranch dev up"
+        dev_up("s3.endpoint")
         if is_here
         else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
     )

@@ -198,10 +198,11 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> Iterator[Findin
             f"{feature}, which another program set",
             f"{apply}, whose error has the way back",
         )
-    if facts.columns is not None:
-        yield error(
-            Issue.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply
-        )
+    if (columns := facts.columns) is not None:
+        refused = f"`schema:` of streams/{stream.name}.yaml, as the end of `found` has it"
+        remedy = refused if "fails with: " in columns else apply
+        expected = "the columns of the stream's file"
+        yield error(Issue.COLUMNS, stream.table, expected, columns, remedy)
     for drift in facts.drifts:
         remedy = (
             f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = "

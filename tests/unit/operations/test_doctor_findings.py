@@ -69,9 +69,10 @@ def of_kafka(
     return [*kafka.findings(brokers, stream, facts, unread, NOW)]
 
 
-def no_topic(servers: str) -> list[Finding]:
+def no_topic(servers: str, similar: str | None = None) -> list[Finding]:
     brokers = BROKERS.model_copy(update={"bootstrap_servers": servers})
-    return [*kafka.findings(brokers, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)]
+    facts = kafka.KafkaFacts(None, {}, {}, None, similar=similar)
+    return [*kafka.findings(brokers, STREAM, facts, UNREAD, NOW)]
 
 
 def of_stream(stream: config.Stream = STREAM, **status: Any) -> list[Finding]:
@@ -132,6 +133,7 @@ FOUND = {
     "one in sync": of_kafka(min_insync=1),
     "the group": of_kafka(refused=errors.MissingRight("denied", "kafka-acls.sh --operation Read")),
     **{f"no topic at {of}": no_topic(of) for of in ("localhost:9092", "kafka.example.com:9092")},
+    "no topic, another": no_topic("localhost:9092", "event"),
     "kafka away": [kafka.failed(BROKERS, STREAM, AWAY)],
     "kafka denied": [kafka.failed(BROKERS, STREAM, DENIED)],
     "kafka right": [kafka.failed(BROKERS, STREAM, errors.MissingRight("denied", "kafka-acls.sh --add"))],
@@ -154,6 +156,7 @@ FOUND = {
     "other tables": of_tables(
         NAMES[2], branches=((NAMES[0], "batch"),), columns="column n is missing", drifts=(DRIFT,)
     ),
+    "refused columns": of_tables(columns="`anabranch apply events` fails with: put it back"),
     "recreated": of_stream(unreadable="another id", late="another id"),
     "missing": of_stream(unreadable="none", topic_missing=True, late="none"),
     "unexplained": of_stream(unexplained={HOUR: {"missing": 2}}),
