@@ -90,9 +90,10 @@ def shared_tables(
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)
+    known = f"known streams: {', '.join(stream_names(folder)) or 'none'}"
     if not NAME.fullmatch(name):
         raise ConfigurationError(
-            f"stream: expected a name of letters, digits and underscores, found {name!r}"
+            f"stream: expected a name of letters, digits and underscores, found {name!r} ({known})"
         )
     path = folder / "streams" / f"{name}.yaml"
     if path.is_file() and plain.is_family(path):
@@ -101,10 +102,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
             "streams, which `anabranch status --list` lists"
         )
     if not path.is_file():
-        known = ", ".join(stream_names(folder)) or "none"
-        raise ConfigurationError(
-            f"stream {name!r}: expected the file {path}, found none (known streams: {known})"
-        )
+        raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none ({known})")
     return parse_stream(name, folder)
 
 

@@ -48,6 +48,8 @@ _MESSAGES = {
     "list_type": "expected a list",
     "union_tag_not_found": "expected a mapping of keys",
 }
+# Of lists, and of secrets, whose items are characters.
+_ITEMS = re.compile(r"(items?) after validation, not \d+")
 _SHOULD = re.compile(r"^\w+ should (?:have |be |match )?")
 _FORMS = {
     "table": "expected namespace.table, such as shop.orders, of letters, digits and underscores",
@@ -97,6 +99,7 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
             str(loc[-1]), message.replace("String should match pattern", "expected the form")
         )
     message = _SHOULD.sub("expected ", message)
+    message = _ITEMS.sub("characters" if isinstance(problem["input"], str) else r"\1", message)
     written = _written(raw, loc)
     if kind == "value_error":
         for name, value in _substituted(written):

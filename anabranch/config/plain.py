@@ -132,7 +132,8 @@ def read(path: Path, expected: str = _YAML) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise Mistake(f"{path}: expected {expected}, found: {error}") from error
     if not isinstance(data, dict):
-        raise Mistake(f"{path}: expected a mapping of keys, found {type(data).__name__}")
+        found = "nothing" if data is None else type(data).__name__
+        raise Mistake(f"{path}: expected a mapping of keys, found {found}")
     return data
 
 

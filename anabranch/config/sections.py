@@ -129,7 +129,7 @@ class Archive(Frozen):
 
 def parse_keep(value: object) -> object:
     """Convert a single duration to the retention of rows and dead letters."""
-    return {"rows": value, "dead_letters": value} if isinstance(value, str) else value
+    return {"rows": value, "dead_letters": value} if isinstance(value, str | int) else value
 
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")

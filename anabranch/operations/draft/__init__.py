@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,12 @@ def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
         ) from None
     found = sorted(n for n in names if pattern.fullmatch(n) and not n.startswith("__"))
     if not found:
-        raise NotYet(f"draft: expected topics that match {wanted}, found none; create one first")
+        near = get_close_matches(wanted, sorted(names), 1)
+        but = f", but {near[0]}" if near else ""
+        raise NotYet(
+            f"draft: expected topics that match {wanted}, found none{but}; name another, or create "
+            "one first"
+        )
     return found
 
 
