@@ -123,7 +123,10 @@ _DENIED = {
         "FATAL:  database",
         "FATAL: database",
     ),
-    "catalog.warehouse: `anabranch apply` makes the bucket": ("NoSuchBucket", "NO_SUCH_BUCKET"),
+    "the bucket's name (`anabranch apply` makes that of catalog.warehouse)": (
+        "NoSuchBucket",
+        "NO_SUCH_BUCKET",
+    ),
 }
 
 # PyIceberg's errors for an answer that is not a REST catalog's, such as a page to sign in.
@@ -150,6 +153,9 @@ _EXPIRED_KEYS = {
 _DISK_FULL = re.compile(
     r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
 )
+
+# No connection to S3, as the AWS SDK for C++ and botocore report it.
+_NO_S3 = ("curlCode: 6,", "curlCode: 7,", "Could not connect to the endpoint URL")
 
 # Waiting does not help. At the end of a line, as above.
 _READ_ONLY = re.compile(
@@ -500,6 +506,8 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
         if any(word in text for word in words):
             return ConfigurationError(f"{failed}; check {subject}, then start it again")
     if meaning is Meaning.PASSES:
+        if any(word in text for word in _NO_S3):
+            failed += "; check s3.endpoint: `anabranch doctor` examines it"
         return Transient(f"{failed} (transient, try again)")
     if meaning is Meaning.STAYS:
         return Unexpected(

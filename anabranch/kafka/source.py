@@ -212,8 +212,8 @@ def find_large(
     readers in a row that died in these ranges; the limit halves with each. Raises Transient."""
     limit = max(_SMALLEST_LIMIT, _memory(spark) // (_COPIES << (deaths - 1)))
     LOG.warning(
-        "topic %s: a process died while it read these offsets, looking for records of more than "
-        "%d bytes ranges=%s",
+        "topic %s: an earlier read of these offsets did not end (its process died, or a service "
+        "did not answer); looking for records of more than %d bytes ranges=%s",
         topic,
         limit,
         ranges_to_keys(ranges),
