@@ -207,7 +207,11 @@ def run(arguments: Sequence[str]) -> int:
         else:
             stream.rebuild(hours, request, parsed.backlog)
 
-    nothing = "has dead letters that decode now" if parsed.replay else "to rebuild"
+    # Hours that are not accepted need no replay: a rebuild decodes their records again.
+    replayed = (
+        "accepted before has dead letters that decode now; `anabranch batch` reads the others"
+    )
+    nothing = replayed if parsed.replay else "to rebuild"
     if parsed.stream is not None and len(parsed.stream) == 1:
         [name] = parsed.stream
         job = open_job(name, parsed.conf)

@@ -10,7 +10,7 @@ from datetime import datetime
 from anabranch.common.output import text
 from anabranch.config import Stream
 from anabranch.iceberg import snapshots
-from anabranch.iceberg.manifests import files_of
+from anabranch.iceberg.manifests import content_by_hour, files_of
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.hours import IMPORTED, Cut, end_of
@@ -57,13 +57,14 @@ class BranchRows:
 
 @dataclass(frozen=True)
 class Layers:
-    """The rows of an hour in each branch. `uncovered`: why the speed layer does not cover a sealed
-    hour completely; None if it does."""
+    """An hour's rows in each branch, and its dead letters in `main`. `uncovered`: why the speed
+    layer does not cover a sealed hour completely; None if it does."""
 
     main: BranchRows
     speed: BranchRows
     batch: BranchRows
     uncovered: str | None
+    dead_letters: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ def explain(job: Job, hour: str, now: datetime) -> HourFacts:
     tags = tagged(
         state.table, [(hour, row.revision) for row in of_hour if row.decision == "accepted"]
     )
-    return hour_facts(job.stream, state, hour, of_hour, by_branch, tags, now)
+    letters = content_by_hour(job.lake.load(job.stream.dead_letters_table), "main", {hour})
+    dead = sum(content.rows for content in letters.values())
+    return hour_facts(job.stream, state, hour, of_hour, by_branch, tags, now, dead)
 
 
 def hour_facts(
@@ -149,8 +152,10 @@ def hour_facts(
     by_branch: RowsByFile,
     tags: Mapping[str, Tagged],
     now: datetime,
+    dead: int = 0,
 ) -> HourFacts:
-    """Return an hour's facts. `rows`: of the ledger, oldest first; `by_branch`: files. Pure."""
+    """Return an hour's facts. `rows`: of the ledger, oldest first; `by_branch`: files; `dead`: dead
+    letters in `main`. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
     account = _account(rows, accepted, refusals)
@@ -190,6 +195,7 @@ def hour_facts(
         layers=Layers(
             **{b: BranchRows(sum(files.values()), len(files)) for b, files in by_branch.items()},
             uncovered=uncovered,
+            dead_letters=dead,
         ),
         speed_rows=account.speed_rows,
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
@@ -369,9 +375,15 @@ def _layers(facts: HourFacts) -> str:
         f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves "
         f"{_rows(layers.main)}"
     )
+    if layers.dead_letters and facts.counts.good is None:
+        text += f"; {_many(layers.dead_letters, 'dead letter')} ({_dead_letters(facts)})"
     if layers.uncovered is not None:
         text += f"; speed does not cover the whole hour: {layers.uncovered}"
     return text
+
+
+def _dead_letters(facts: HourFacts) -> str:
+    return f"`anabranch dead-letters {facts.stream} --hours {facts.hour}`"
 
 
 def _rows(rows: BranchRows) -> str:
@@ -384,9 +396,7 @@ def _account_words(facts: HourFacts) -> str | None:
         return "the ledger has no counts" if facts.state in _ACCEPTED else None
     parts = [f"{counts.good} became rows"]
     if counts.dead:
-        parts.append(
-            f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)"
-        )
+        parts.append(f"{counts.dead} are dead letters ({_dead_letters(facts)})")
     if counts.duplicate:
         other = f", {counts.conflicts} of them with OTHER CONTENT" if counts.conflicts else ""
         parts.append(

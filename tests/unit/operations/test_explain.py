@@ -126,6 +126,7 @@ def test_an_overridden_hour(one: StreamLake) -> None:
 
 
 def test_an_open_an_ended_and_a_coming_hour(one: StreamLake, recorded: Recorded) -> None:
+    proofs.bury(one, [(OPEN, 0, 10)])
     running, ended = (datetime(2026, 11, 21, h, 30, tzinfo=UTC) for h in (2, 3))
     for hour, at in ((OPEN, running), (OPEN, ended), ("2026-11-21T09", running)):
         recorded(sentences_of(one, hour, at))
