@@ -227,6 +227,9 @@ class Lake:
 
     def find(self, name: str) -> Table | None:
         """Return the current table, of any owner; None without it. Raises as `load`."""
+        # PyIceberg raises a bare ValueError for a name without a namespace.
+        if "." not in name:
+            return None
         gone = None
         while True:
             try:

@@ -409,7 +409,7 @@ def parts_of(table: Table, name: str) -> tuple[int, list[IcebergPart]]:
 FOLDER = "_spark_metadata"
 _REMEDY = (
     "restore it, or import by --takeover, which reads every file of the folder, and leaves out "
-    "rows that repeat others"
+    "rows that repeat others by place in Kafka or by key"
 )
 _BATCH = re.compile(r"(\d+)(\.compact)?")
 _DATA_FILE = re.compile(r"part-\d{5}-[0-9a-f-]{36}[-.]c\d{3}\..*")

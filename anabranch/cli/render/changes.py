@@ -187,8 +187,8 @@ def imported_text(stream: str, done: Imported, key: Sequence[str]) -> Text:
     """Return the result of an import. `key`: the stream's key, which no two rows have."""
     yield (
         f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left "
-        f"out {done.duplicate} that repeat another by {', '.join(key)}, and {done.erased} that "
-        "were erased"
+        f"out {done.duplicate} that repeat another by {', '.join(key) or 'place in Kafka'}, and "
+        f"{done.erased} that were erased"
     )
     for line in _left_out(done.plan):
         yield f"{stream}: {line}"

@@ -362,6 +362,11 @@ class _Import:
                 f"the seam to Kafka is by {', '.join(self._seam_key)} in {others} files; {late} "
                 "of their rows are of hours with Kafka's records but not in the table"
             )
+            if not self._stream.key:
+                words.append(
+                    f"rows of {others} files that repeat another, as a killed job writes them, "
+                    "are imported too: the stream has no key, and the files no places in Kafka"
+                )
         if exact and (unread := self._unread(state)):
             words.append(
                 f"{unread} offsets of the stream were compacted or deleted in Kafka "

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from killed import kill_at
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake, new_lake, new_stream
 from test_importing import LAST, NOW, OLDEST, STEPS, ids, job_of, with_places, write
 
 from anabranch.common.errors import Refused
@@ -156,19 +156,14 @@ def test_without_places_and_key_the_seam_is_the_content(tmp_path: Path) -> None:
     lake.serve([(FIRST, 0, 0), (FIRST, 0, 1)], {0: 2}, read_until=NOW)
     [known, _] = sorted(lake.table().scan().to_arrow().to_pylist(), key=lambda r: r["kafka_offset"])
     rows = [(known["id"], known["n"], FIRST, 1), ("old", 1, OLDEST, 1), ("gone", 1, FIRST, 2)]
-    write(tmp_path / "source/a.parquet", rows)
-    stream = replace_key(job_of(tmp_path).stream, ddl)
-    job = replace(job_of(tmp_path), stream=stream)
+    write(tmp_path / "source/a.parquet", [*rows, rows[1]])
+    job = replace(job_of(tmp_path), stream=new_stream(schema=ddl, key="none"))
     request = run.ImportRequest(f"{tmp_path}/source", None, takeover=True)
     done = run.run(job, Publisher(job.lake, job.stream), request)
-    assert (done.good, ids(lake, "main")[OLDEST], ids(lake, "main")[LAST]) == (2, ["old"], ["gone"])
-    assert "by id, n in 1 files; 1 of their rows are of hours" in done.plan.notes[-1]
-
-
-def replace_key(stream: Any, ddl: str) -> Any:
-    from anabranch.config.columns import parse_columns
-
-    return stream.model_copy(update={"key": (), "schema_": ddl, "columns": parse_columns(ddl)})
+    assert (done.good, ids(lake, "main")[OLDEST]) == (3, ["old", "old"])
+    assert ids(lake, "main")[LAST] == ["gone"]
+    assert "by id, n in 1 files; 1 of their rows are of hours" in done.plan.notes[-2]
+    assert done.plan.notes[-1].startswith("rows of 1 files that repeat another")
 
 
 def test_a_checkpoint_states_its_last_micro_batch(tmp_path: Path) -> None:
