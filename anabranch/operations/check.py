@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,9 @@ RECORDS = 1_000
 """The number of records that are checked by default."""
 
 _ROWS = 5
+_FIELDS = 5
+# The part of two names that is equal, from which on one may be a misspelt other.
+_ALIKE = 0.8
 # Seconds of these years, read as milliseconds, are in January 1970.
 _UNIT_TOO_SMALL = datetime(1970, 3, 1, tzinfo=UTC)
 
@@ -123,28 +128,45 @@ def _meaningless(
     stream: Stream, rows: Sequence[Mapping[str, Any]], without_column: Collection[str]
 ) -> list[str]:
     """Return an objection to each column that no row fills while a field has nearly its name, to
-    each time whose unit is too small for all rows, and to a key that no row has."""
+    most columns that no row fills, to each time whose unit is too small for all rows, and to a key
+    that no row has."""
     if not rows:
         return []
-    alike, found = {_letters(name): name for name in without_column}, list[str]()
+    found, empty = list[str](), list[str]()
     for column in stream.columns if stream.select is None else ():
         read = [row[column.name] for row in rows if row[column.name] is not None]
         field = ".".join(column.field)
-        if not read and (other := alike.get(_letters(field))):
+        if not read and (other := _meant(field, without_column)):
             found.append(
                 f"column {column.name}: expected field {field}, found {other}; correct the name, "
                 f"or write `from: {other}`"
             )
+        elif not read:
+            empty.append(column.name)
         unit = column.notation.unit if column.type == "timestamp" else ""
         if unit and read and (latest := max(read)) < _UNIT_TOO_SMALL:
             found.append(
                 f"column {column.name}: expected times of these years, found {latest:%F %T} as "
                 f"the latest; correct `unit: {unit}`"
             )
+    if without_column and 2 * len(empty) > len(stream.columns):
+        fields = ", ".join(sorted(without_column)[:_FIELDS])
+        found.append(
+            f"columns {', '.join(empty)}: expected values, found none, and fields without a "
+            f"column: {fields}; correct the names, write `from` with the path, or `format` with "
+            "the envelope"
+        )
     if stream.key and all(row[name] in (None, "") for row in rows for name in stream.key):
         key = ", ".join(stream.key)
         found.append(f"key: expected a value of {key}, found none; no duplicates would be found")
     return found
+
+
+def _meant(field: str, without_column: Collection[str]) -> str | None:
+    """Return the field that has the same letters, or nearly the same name. Pure."""
+    names = sorted(without_column)
+    same = (name for name in names if _letters(name) == _letters(field))
+    return next(chain(same, get_close_matches(field, names, 1, _ALIKE)), None)
 
 
 def _letters(name: str) -> str:

@@ -96,12 +96,20 @@ def test_duplicates_are_those_of_the_batch_layer() -> None:
 
 def test_columns_that_no_record_fills_are_named_with_the_field_that_was_meant() -> None:
     """The hazard: every record is a row, and the rows have nothing."""
-    sent = [record(i, {"OrderId": f"o-{i}", "total": i, "placedAt": "x"}) for i in range(3)]
-    found = checked(sent, "id STRING, order_id STRING, total INT, note STRING")
+    sent = [record(i, {"OrderId": f"o-{i}", "total": i, "colour": "x"}) for i in range(3)]
+    found = checked(sent, "id STRING, order_id STRING, total INT, note STRING, color STRING")
     assert (found.good, found.objections) == (3, [
         "column order_id: expected field order_id, found OrderId; correct the name, or write `from: OrderId`",
+        "column color: expected field color, found colour; correct the name, or write `from: colour`",
         "key: expected a value of id, found none; no duplicates would be found",
     ])  # fmt: skip
+    # Debezium's changes without `format.envelope`.
+    change = record(0, {"op": "c", "before": None, "after": {"n": 1, "z": 1}})
+    [objection] = checked([change], "op STRING, n INT, m INT", key="none").objections
+    expected = (
+        "columns n, m: expected values, found none, and fields without a column: after, before"
+    )
+    assert objection.startswith(expected)
     # One record with the field is enough.
     sent.append(record(3, {"id": "a", "order_id": "b"}))
     assert checked(sent, "id STRING, order_id STRING, total INT").objections == []
