@@ -76,6 +76,7 @@ _CHECKPOINT = {
 
 # Trigger interval for the health file of many streams: the default of `speed.trigger`.
 _GROUP_TRIGGER = timedelta(seconds=2)
+_WARM_UP_SECONDS = 10.0
 
 
 class SpeedJob:
@@ -390,11 +391,15 @@ def _session(
     """Open a session; start its workers in the background. Raises ConfigurationError."""
     own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)
+    warming = threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True)
     try:
         workers.require_workers(spark)
-        threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
+        warming.start()
         yield spark
     finally:
+        # A job that has nothing to read ends first: Spark, stopped under a task, logs an error.
+        if warming.ident is not None:
+            warming.join(_WARM_UP_SECONDS)
         close_session(spark)
 
 
