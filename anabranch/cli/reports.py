@@ -21,6 +21,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.report import Report, Result, Table, Text, report, table_of
 from anabranch.common.errors import AnabranchError
+from anabranch.operations.finding import Finding, Issue, Severity
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from anabranch.common.deadline import Note
     from anabranch.job import Job
     from anabranch.operations.doctor import Report as Examined
-    from anabranch.operations.doctor.finding import Finding
     from anabranch.operations.reports.status import ConsumerPosition, StreamStatus, StreamSummary
 
 
@@ -275,7 +275,6 @@ def position_text(view: ConsumerPosition, form: str) -> Text:
 
 
 def status_text(view: StreamStatus) -> Text:
-    from anabranch.operations.reports.status import overdue_words, unexplained_words
     from anabranch.protocol.registers import span_words
 
     share = view.running_dead_share
@@ -319,50 +318,27 @@ def status_text(view: StreamStatus) -> Text:
                 for v in view.views
             ],
         )
-    yield from _late_words(view)
-    for hour in view.too_many_dead:
-        yield (
-            f"hour {hour}: {view.dead_shares[hour].words} are dead letters, more than "
-            f"quality.max_dead; `anabranch dead-letters {view.stream} --hours {hour}` lists them"
-        )
-    for hour, count in view.conflicts.items():
-        yield (
-            f"hour {hour}: {count:,} duplicates have other content than the rows that they repeat; "
-            f"`anabranch explain {view.stream} {hour} --rows` lists duplicates"
-        )
+    yield from _faults(view, *Issue)
     for words in span_words(view.holds):
         yield f"hours {words}"
     for hour, layer in view.overrides.items():
         command = f"anabranch override {view.stream} {hour} --layer auto --why TEXT"
         yield f"hour {hour}: served by {layer} by choice; `{command}` removes the choice"
-    if view.overdue is not None:
-        yield overdue_words(view.overdue)
-    if view.unmaintained is not None:
-        yield f"maintenance is late: {view.unmaintained}; `anabranch maintain {view.stream}`"
-    for hour in view.refused_restatements:
-        yield (
-            f"hour {hour}: its restatement was refused, the previous revision is served; "
-            f"`anabranch explain {view.stream} {hour}` explains it"
-        )
-    for hour, left in view.unexplained.items():
-        yield (
-            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; "
-            f"look at `anabranch explain {view.stream} {hour} --rows`"
-        )
 
 
 def statuses_text(views: Mapping[str, StreamStatus]) -> Text:
     """Return the state of many streams, a line each."""
     yield table_of(_status_cells(name, view) for name, view in views.items())
-    for name, view in views.items():
-        yield from (f"{name}: {words}" for words in _late_words(view))
+    for view in views.values():
+        yield from _faults(view, Issue.TOPIC_MISSING, Issue.TOPIC_RECREATED, Issue.LATE)
 
 
-def _late_words(view: StreamStatus) -> Text:
-    if view.unreadable:
-        yield f"the jobs do not read the topic: {view.unreadable}"
-    elif view.late:
-        yield f"the speed layer is late: {view.late}"
+def _faults(view: StreamStatus, *of: Issue) -> Text:
+    from anabranch.operations.reports.status import faults
+
+    for one in faults(view):
+        if one.check in of:
+            yield f"{one.subject}: expected {one.expected}, found {one.found}; `{one.remedy}`"
 
 
 def _lag(view: StreamStatus, lag: object) -> object:
@@ -396,8 +372,6 @@ def streams_text(views: Sequence[StreamSummary]) -> Text:
 
 def doctor_text(examined: Examined) -> Text:
     """Return what was examined, and the findings in 80 columns, the most severe first."""
-    from anabranch.operations.doctor.finding import Severity
-
     yield Table(
         ("examined", "found", "took"),
         [(one.name, _counted(one.findings), f"{one.seconds:.1f} s") for one in examined.examined],
@@ -413,8 +387,6 @@ def doctor_text(examined: Examined) -> Text:
 
 
 def _counted(findings: Sequence[Finding]) -> str:
-    from anabranch.operations.doctor.finding import Severity
-
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(f"{counts[s]} {s}" for s in Severity if counts[s]) or "in order"
 

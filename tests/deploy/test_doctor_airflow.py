@@ -14,7 +14,7 @@ from servers import serving
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_stream
 from anabranch.operations.doctor import airflow
-from anabranch.operations.doctor.finding import Finding, Issue
+from anabranch.operations.finding import Finding, Issue
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "game_events"

@@ -25,7 +25,7 @@ from world import SCHEMA, World, past_hour, spread
 from anabranch import config
 from anabranch.cli import main
 from anabranch.operations.doctor import s3 as store
-from anabranch.operations.doctor.finding import Finding, Issue
+from anabranch.operations.finding import Finding, Issue
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
 

@@ -27,7 +27,7 @@ from anabranch.operations.doctor import (
     streams,
     tables,
 )
-from anabranch.operations.doctor.finding import Finding, Issue, Severity, error, info
+from anabranch.operations.finding import Finding, Issue, Severity, error, info
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.finding import Finding, Issue, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128

@@ -22,7 +22,7 @@ from anabranch.config import Environment, Kafka, Stream
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Offsets
-from anabranch.operations.doctor.finding import (
+from anabranch.operations.finding import (
     Finding,
     Issue,
     Severity,

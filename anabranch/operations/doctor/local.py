@@ -17,7 +17,7 @@ from shlex import quote
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.finding import Finding, Issue, error, warning
 from anabranch.spark import jars
 from anabranch.spark.java import OLDEST, require_java, require_temporary, require_user
 from anabranch.spark.settings import (

@@ -27,7 +27,7 @@ from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.file_io import store_of
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import LifecycleRule, bucket_and_key, open_store
-from anabranch.operations.doctor.finding import Finding, Issue, dev_up, error, info, warning
+from anabranch.operations.finding import Finding, Issue, dev_up, error, info, warning
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.catalog_settings import with_timeouts
 from anabranch.iceberg.lake import Lake
 from anabranch.kafka.schema_registry import open_registry
-from anabranch.operations.doctor.finding import Finding, Issue, error, warning
+from anabranch.operations.finding import Finding, Issue, error, warning
 
 # Opening an SQL catalog that another process has locked takes twice this time: PyIceberg's failed
 # lookup of its tables, and its attempt to create them. The doctor waits longer, so that it names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from anabranch.common.arrays import grouped
@@ -14,16 +14,14 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import Lost, audit, find_lost
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
+from anabranch.operations.finding import Finding, Issue, Severity, error, info, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
     StreamStatus,
+    faults,
     late_after,
-    overdue_words,
     status,
-    unexplained_words,
 )
-from anabranch.protocol.ledger_row import percent
 from anabranch.protocol.state import State, load_state
 
 # Number of hours to audit; more would take too long, since an audit reads all their files.
@@ -87,10 +85,8 @@ def undelivered(job: Job, view: StreamStatus) -> dict[str, int]:
 def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
     view, name = facts.status, stream.name
     # Kafka's check names a topic that is missing.
-    if view.unreadable is not None and not view.topic_missing:
-        expected = f"topic {view.topic} with the id {view.topic_id} and what was read of it"
-        remedy = f"anabranch adopt {name}"
-        yield error(Issue.TOPIC_RECREATED, name, expected, view.unreadable, remedy)
+    found_by_state = [one for one in faults(view) if one.check is not Issue.TOPIC_MISSING]
+    yield from (one for one in found_by_state if one.check is Issue.TOPIC_RECREATED)
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
@@ -98,60 +94,11 @@ def findings(stream: Stream, facts: StreamFacts) -> Iterator[Finding]:
             Issue.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy
         )
     yield from _lost_files(stream, facts)
-    for hour, left in view.unexplained.items():
-        expected = "only explained differences between the layers"
-        yield error(
-            Issue.UNEXPLAINED,
-            f"{name} {hour}",
-            expected,
-            unexplained_words(left),
-            f"anabranch explain {name} {hour} --rows",
-        )
-    for hour in view.refused:
-        remedy = f"anabranch explain {name} {hour}"
-        yield warning(Issue.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy)
-    for hour in view.refused_restatements:
-        found = "its restatement refused; the previous revision is served"
-        remedy = f"anabranch explain {name} {hour}"
-        yield warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
-    for hour in view.too_many_dead:
-        yield error(
-            Issue.DEAD_LETTERS,
-            f"{name} {hour}",
-            f"at most {percent(stream.quality.max_dead)} dead letters (quality.max_dead)",
-            view.dead_shares[hour].words,
-            f"anabranch dead-letters {name} --hours {hour}",
-        )
-    for hour, count in view.conflicts.items():
-        yield warning(
-            Issue.CONFLICTS,
-            f"{name} {hour}",
-            f"duplicates by {', '.join(stream.key)} with the content of the row they repeat",
-            f"{count:,} with other content",
-            f"anabranch explain {name} {hour} --rows",
-        )
-    if view.late and view.speed_has_begun and view.unreadable is None:
+    for one in found_by_state:
         # An error if freshness is promised (`slo.fresh`); otherwise the lag may be intended.
-        kind, promised = (
-            (error, f" within {stream.slo.fresh}")
-            if stream.slo.fresh is not None
-            else (warning, "")
-        )
-        expected = f"a speed layer without lag{promised}"
-        yield kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}")
-    if view.is_behind:
-        expected = f"no hour waiting for the batch layer for more than {MAY_WAIT} hours"
-        found = f"{len(view.undecided)} waiting, from {view.undecided[0]} on"
-        yield warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}")
-    if view.overdue is not None:
-        expected = "hours to expire within a day after keep.rows"
-        remedy = f"anabranch maintain {name}" + (
-            "" if view.overdue.reason is None else " --dry-run"
-        )
-        yield warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy)
-    if view.unmaintained is not None:
-        expected, remedy = "maintenance of all steps each day", f"anabranch maintain {name}"
-        yield warning(Issue.MAINTENANCE, name, expected, view.unmaintained, remedy)
+        is_promised = one.check is Issue.LATE and stream.slo.fresh is not None
+        if one.check is not Issue.TOPIC_RECREATED:
+            yield replace(one, severity=Severity.ERROR) if is_promised else one
     for id in facts.unfinished:
         expected, remedy = "an erasure to be done within a day", f"anabranch erasures {name}"
         yield warning(Issue.ERASURE, f"{name} {id}", expected, "it is not", remedy)

@@ -21,8 +21,8 @@ from anabranch.iceberg.foreign_columns import find_foreign_changes, published_sc
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
-from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.doctor.kafka import Unread
+from anabranch.operations.finding import Finding, Issue, error, info, warning
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
 from anabranch.subjects.follow import with_table_columns

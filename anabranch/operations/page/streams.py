@@ -10,9 +10,10 @@ from datetime import datetime
 from anabranch.common.arrays import grouped
 from anabranch.common.output import text as text_of
 from anabranch.job import groups_of
+from anabranch.operations.finding import Issue
 from anabranch.operations.reports import status
 from anabranch.operations.reports.reading import Readings, TimedValue
-from anabranch.operations.reports.status import StreamStatus, unexplained_words
+from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import percent
 from anabranch.protocol.watermarks import complete_through_all
 
@@ -58,47 +59,37 @@ class StreamLine:
         return self.condition.command or "".join(self.drift.split("`")[1:2])
 
 
+# The word and the symbol of each fault that is a stream's state; another is a note.
+_WORDS = {
+    Issue.TOPIC_MISSING: ("no topic", "✕"),
+    Issue.TOPIC_RECREATED: ("log cut off", "✕"),
+    Issue.UNEXPLAINED: ("differs", "≠"),
+    Issue.LATE: ("late", "!"),
+    Issue.REFUSED: ("refused", "✕"),
+    Issue.DEAD_LETTERS: ("dead letters", "!"),
+    Issue.BACKLOG: ("waiting", "…"),
+    Issue.MAINTENANCE: ("maintenance", "!"),
+    Issue.OVERDUE: ("overdue", "!"),
+}
+_BEFORE_RETENTION = (Issue.TOPIC_MISSING, Issue.TOPIC_RECREATED, Issue.UNEXPLAINED, Issue.LATE)
+
+
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     """Return a stream's most important condition: what must not wait, by the run-books, before what
     may wait until the morning. Pure."""
     name = view.stream
-    doctor = f"anabranch doctor {name}"
-    is_new = not view.speed_has_begun and view.newest_accepted is None and view.lag.offsets > 0
-    if view.topic_missing:
-        return Condition("no topic", "✕", True, f"Kafka has no topic {view.topic}", doctor)
-    if view.unreadable is not None:
-        word = "recreated" if view.topic_recreated else "log cut off"
-        return Condition(word, "✕", True, view.unreadable, f"anabranch adopt {name}")
-    if view.unexplained:
-        hour, left = next(iter(view.unexplained.items()))
-        why = f"nothing explains {unexplained_words(left)} in {hour}"
-        return Condition("differs", "≠", True, why, f"anabranch explain {name} {hour} --rows")
-    if view.late and not is_new:
-        return Condition("late", "!", True, view.late, doctor)
-    if not is_new and (near := status.retention_reason(view, as_of)) is not None:
-        return Condition("retention near", "!", True, near, doctor)
-    for word, hours in (
-        ("refused", view.refused),
-        ("restatement refused", view.refused_restatements),
-    ):
-        if hours:
-            why = f"{hours[0]} was refused"
-            return Condition(word, "✕", True, why, f"anabranch explain {name} {hours[0]}")
-    if view.too_many_dead:
-        hour = view.too_many_dead[-1]
-        why = f"{view.dead_shares[hour].words} of {hour}"
-        return Condition("dead letters", "!", True, why, f"anabranch dead-letters {name}")
-    if is_new:
+    fault = next((one for one in status.faults(view) if one.check in _WORDS), None)
+    near = status.retention_reason(view, as_of) if not view.is_new else None
+    if near is not None and (fault is None or fault.check not in _BEFORE_RETENTION):
+        return Condition("retention near", "!", True, near, f"anabranch doctor {name}")
+    if fault is not None:
+        why = f"{fault.subject}: expected {fault.expected}, found {fault.found}"
+        word, mark = _WORDS[fault.check]
+        word = "recreated" if view.topic_recreated and word == "log cut off" else word
+        return Condition(word, mark, True, why, fault.remedy)
+    if view.is_new:
         why = f"no job has published yet, and {view.lag.offsets:,} offsets wait"
         return Condition("new", "○", view.late is not None, why, f"anabranch speed {name}")
-    if view.is_behind:
-        why = f"{len(view.undecided)} hours wait for the batch layer, from {view.undecided[0]} on"
-        return Condition("waiting", "…", True, why, f"anabranch batch {name}")
-    if view.unmaintained is not None:
-        return Condition("maintenance", "!", True, view.unmaintained, f"anabranch maintain {name}")
-    if view.overdue is not None:
-        why = status.overdue_words(view.overdue)
-        return Condition("overdue", "!", True, why, f"anabranch maintain {name} --dry-run")
     # Last: an hour's account keeps its loss for good, and would hide every later fault.
     if view.lost:
         why = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"

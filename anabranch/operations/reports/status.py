@@ -3,7 +3,7 @@ position of a consumer that continues in a topic after a snapshot of `main`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from anabranch.iceberg.snapshots import head, heads, last_publish, made_at, publ
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size, to_keys
+from anabranch.operations.finding import Finding, Issue, error, warning
 from anabranch.operations.reports.maintenance import Maintenance, last_run_words
 from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.ledger import Ledger
@@ -157,6 +158,11 @@ class StreamStatus:
     def is_batch_only(self) -> bool:
         """Whether only the batch layer has read the stream."""
         return not self.speed_has_begun and self.newest_accepted is not None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether records wait, and neither layer has begun."""
+        return not self.speed_has_begun and self.newest_accepted is None and self.lag.offsets > 0
 
     @property
     def running_dead_share(self) -> HourShare | None:
@@ -475,6 +481,51 @@ def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
         f"Kafka keeps records for {view.retention}, and the oldest hour that is not accepted "
         f"began {waits} ago"
     )
+
+
+def faults(view: StreamStatus) -> Iterator[Finding]:
+    """Yield the faults of a stream's state, the most urgent first. Pure."""
+    name, maintain = view.stream, f"anabranch maintain {view.stream}"
+    if view.topic_missing:
+        found, remedy = view.unreadable or "none", f"anabranch doctor {name}"
+        yield error(Issue.TOPIC_MISSING, name, f"topic {view.topic}", found, remedy)
+    elif view.unreadable is not None:
+        expected = f"topic {view.topic} with the id {view.topic_id} and what was read of it"
+        remedy = f"anabranch adopt {name}"
+        yield error(Issue.TOPIC_RECREATED, name, expected, view.unreadable, remedy)
+    for hour, left in view.unexplained.items():
+        where, remedy = f"{name} {hour}", f"anabranch explain {name} {hour} --rows"
+        expected = "only explained differences between the layers"
+        yield error(Issue.UNEXPLAINED, where, expected, unexplained_words(left), remedy)
+    if view.late and view.unreadable is None and not view.is_new:
+        expected = "a speed layer without lag"
+        yield warning(Issue.LATE, name, expected, view.late, f"anabranch speed {name}")
+    for hour in view.refused:
+        of_hour = f"{name} {hour}", "an accepted hour", "refused"
+        yield warning(Issue.REFUSED, *of_hour, f"anabranch explain {name} {hour}")
+    for hour in view.refused_restatements:
+        found = "refused; the previous revision is served"
+        of_hour = f"{name} {hour}", "an accepted restatement", found
+        yield warning(Issue.REFUSED, *of_hour, f"anabranch explain {name} {hour}")
+    for hour in view.too_many_dead:
+        expected, found = "dead letters within quality.max_dead", view.dead_shares[hour].words
+        remedy = f"anabranch dead-letters {name} --hours {hour}"
+        yield error(Issue.DEAD_LETTERS, f"{name} {hour}", expected, found, remedy)
+    if view.is_behind and not view.is_new:
+        expected = f"no hour waiting for the batch layer for more than {MAY_WAIT} hours"
+        found = f"{len(view.undecided)} waiting, from {view.undecided[0]} on"
+        yield warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}")
+    if view.unmaintained is not None:
+        expected = "maintenance of all steps each day"
+        yield warning(Issue.MAINTENANCE, name, expected, view.unmaintained, maintain)
+    if view.overdue is not None:
+        expected = "hours to expire within a day after keep.rows"
+        remedy = maintain if view.overdue.reason is None else f"anabranch maintain {name} --dry-run"
+        yield warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy)
+    for hour, count in view.conflicts.items():
+        expected = "duplicates with the content of the row that they repeat"
+        where, remedy = f"{name} {hour}", f"anabranch explain {name} {hour} --rows"
+        yield warning(Issue.CONFLICTS, where, expected, f"{count:,} with other content", remedy)
 
 
 def newest_accepted(state: State) -> str | None:

@@ -12,7 +12,7 @@ from configuration_page import FILES, keys, page
 
 from anabranch import config
 from anabranch.config.plain import merge
-from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.finding import Issue
 
 _ENVIRONMENT: dict[str, Any] = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "registry": {"url": "https://registry.example.com"},

@@ -13,7 +13,7 @@ import reference_pages as reference
 from click.testing import CliRunner
 
 from anabranch.cli import SECTIONS, main
-from anabranch.operations.doctor import Examined, finding
+from anabranch.operations import doctor, finding
 from anabranch.operations.reports.status import GateSummary, HourSummary
 from anabranch.protocol.ledger_row import Counts, Diff, HourShare
 from serving_layer.changes import HourChange
@@ -57,7 +57,7 @@ def test_the_help_has_every_command_once_uncut(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("command", "classes", "beside"),
     [
-        ("doctor", (finding.Finding, Examined), {"ready", "next", "findings", "examined"}),
+        ("doctor", (finding.Finding, doctor.Examined), {"ready", "next", "findings", "examined"}),
         ("hours", (HourSummary, Counts, Diff, GateSummary, HourShare), {"start", "end"}),
         ("changes", (HourChange,), {"files"}),
     ],

@@ -8,7 +8,7 @@ import pytest
 import run_books
 import yaml
 
-from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.finding import Issue
 from anabranch.operations.page.hour_view import LETTERS
 
 ROOT = Path(__file__).resolve().parents[3]

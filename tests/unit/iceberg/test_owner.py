@@ -13,9 +13,9 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
 from anabranch.offsets.position import Position
-from anabranch.operations.doctor.finding import Issue
 from anabranch.operations.doctor.tables import failed
 from anabranch.operations.doctor.tables import read as examine_tables
+from anabranch.operations.finding import Issue
 from anabranch.protocol import apply as tables
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state

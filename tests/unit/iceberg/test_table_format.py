@@ -17,7 +17,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.rewriting import opened
 from anabranch.operations.doctor import tables as doctor
-from anabranch.operations.doctor.finding import Issue, Severity
+from anabranch.operations.finding import Issue, Severity
 from anabranch.protocol import apply
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.publish import Publish, new_id

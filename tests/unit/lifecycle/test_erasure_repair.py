@@ -19,7 +19,7 @@ from anabranch.lifecycle.erasure import run
 from anabranch.lifecycle.erasure.status import read_statuses
 from anabranch.lifecycle.maintenance import maintain
 from anabranch.operations.doctor import streams
-from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.finding import Issue
 from anabranch.operations.reports.status import status
 from anabranch.protocol import apply, erasure
 from anabranch.protocol.erasure import HourFilter, load_filter

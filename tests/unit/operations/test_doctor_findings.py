@@ -28,7 +28,7 @@ from anabranch.iceberg.s3 import LifecycleRule
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import airflow, kafka, local, s3, services, streams, tables
-from anabranch.operations.doctor.finding import Finding, Issue, Severity
+from anabranch.operations.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol import ledger_row, retention
 from anabranch.spark.jars import JOBS
@@ -37,6 +37,7 @@ from anabranch.spark.settings import ARCHIVE, VERSIONS, installed
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 STREAM = new_stream()
+FRESH = new_stream(slo=config.Slo(fresh=timedelta(seconds=10)))
 BROKERS = new_environment(Path("/nowhere")).kafka
 SETTINGS = TopicSettings(None, None, "delete", timedelta(0), "LogAppendTime", 2, 3, 3)
 FACTS = kafka.KafkaFacts(SETTINGS, {0: 0}, {0: 100}, {0: 10_000})
@@ -47,8 +48,7 @@ STATUS = StreamStatus(
     stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5},
     position_since=NOW, late=None, lag=Lag(0, {}), last_publish={}, first_hour="2026-11-21T00",
     open_hour="2026-11-21T12", newest_accepted=None, complete_through=None, to_seal=(), backlog=(),
-    refused=(), hours={}, unexplained={}, dead_letters=0, lost={}, accepted_at=None,
-    waiting_since=None,
+    refused=(), hours={}, unexplained={}, dead_letters=0, lost={}, accepted_at=None, waiting_since=None,
 )  # fmt: skip
 
 
@@ -163,8 +163,9 @@ FOUND = {
     "refused": of_stream(refused=[HOUR], backlog=[HOUR]),
     "a refused restatement": of_stream(refused_restatements=[OTHER]),
     "late": of_stream(late="5 offsets wait"),
-    "late, to begin": of_stream(late="5 offsets wait", speed_has_begun=False),
-    "late as promised": of_stream(new_stream(slo=config.Slo(fresh=timedelta(seconds=10))), late="5 wait"),
+    "late, to begin": of_stream(late="5 offsets wait", speed_has_begun=False, lag=Lag(5, {0: 5})),
+    "late as promised": of_stream(FRESH, late="5 wait"),
+    "late as promised, with batch jobs alone": of_stream(FRESH, late="5 wait", speed_has_begun=False, newest_accepted=HOUR),
     "a backlog": of_stream(backlog=[H11], to_seal=["2026-11-21T12", "2026-11-21T13"]),
     "two hours wait": of_stream(backlog=[H11], to_seal=["2026-11-21T12"]),
     # It fails at each run, between accepted ones.

@@ -108,7 +108,7 @@ def test_the_streams_table_equals_status(page: Page) -> None:
     # Freshness, lag and duplicates: 5 offsets wait since 02:00, and no hour waits for batch.
     rows = f"anabranch explain events {NEXT} --rows"
     assert f"events ≠ differs 1,800 5 1 2026-11-21 02:30:00 {NEXT} 0 {rows}" in text
-    expected = "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch explain"
+    expected = "layers, found 1 missing, 1 extra, 1 changed: anabranch explain"
     assert expected in shown(browser(page), "/streams/events")
 
 
@@ -262,7 +262,7 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             (replace(VIEW, unexplained={}, late="5 offsets wait", **soon), "late"),
             (replace(VIEW, unexplained={}, **soon), "retention near"),
             (replace(VIEW, unexplained={}), "refused"),
-            (replace(calm, refused_restatements=[HOUR]), "restatement refused"),
+            (replace(calm, refused_restatements=[HOUR]), "refused"),
             (replace(calm, dead_shares=share, too_many_dead=[HOUR]), "dead letters"),
             (replace(calm, backlog=[shift_open(-3)], lost={HOUR: 1}), "waiting"),
             (replace(calm, unmaintained="no run recorded", lost={HOUR: 1}), "maintenance"),

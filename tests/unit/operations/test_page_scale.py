@@ -55,6 +55,6 @@ def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
     assert len(client.get("/").content) < 2_000 + STREAMS * 1_200
     answer = client.get("/streams/stream_01")
     assert len(answer.content) < 200_000
-    assert "26280 hours wait for the batch layer" in answer.text
+    assert "found 26280 waiting, from " in answer.text
     assert answer.text.count(": sealed, served by speed") == 719
     show(page, AS_OF, five_years("stream_01", AS_OF))

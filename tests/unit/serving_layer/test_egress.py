@@ -27,7 +27,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.doctor import streams
-from anabranch.operations.doctor.finding import Issue
+from anabranch.operations.finding import Issue
 from anabranch.operations.reports.status import status
 from anabranch.protocol import acts, deliveries
 from serving_layer import egress as room
