@@ -132,7 +132,7 @@ def maintained(name: str, as_of: datetime) -> Maintenance:
         f"games.{name}_hours": TableGrowth(24_871, 22, 0, 3, 24, 87_601, 2),
     }
     hours = enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
-    return Maintenance(runs, tables, {hour: 31 - i for i, hour in hours})
+    return Maintenance(runs, tables, speed_files={hour: 31 - i for i, hour in hours})
 
 
 def show(page: Page, as_of: datetime, *views: Readings) -> None:

@@ -1,6 +1,6 @@
 """Report of maintenance: past runs, pending work, and the size of a stream's tables; and counts of
-the content of `main`: rows by serving layer, dead letters of the newest hours by reason, and the
-jobs' measurements. Repeated reads cache the reasons of immutable files."""
+the content of `main`: dead letters of the newest hours by reason, and the jobs' measurements.
+Repeated reads cache the reasons of immutable files."""
 
 from __future__ import annotations
 
@@ -59,13 +59,15 @@ class TableGrowth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """The recorded runs, newest first, and the current state. `speed_files`: the number of speed
-    files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `letters_wait_since`:
-    the time of the oldest publish of rows whose dead letters are not published yet. `unread`: the
-    error of each table that could not be read."""
+    """The recorded runs, newest first, and the current state. `rows`: those of `main`, by the layer
+    that serves them. `speed_files`: the number of speed files in `main` by hour, for the
+    `HOURS_SHOWN` hours with the most. `letters_wait_since`: the time of the oldest publish of rows
+    whose dead letters are not published yet. `unread`: the error of each table that could not be
+    read."""
 
     runs: Sequence[MaintenanceRun] = ()
     tables: Mapping[str, TableGrowth] = field(default_factory=dict)
+    rows: Mapping[Layer, int] = field(default_factory=dict)
     speed_files: Mapping[str, int] = field(default_factory=dict)
     letters_wait_since: datetime | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -119,11 +121,16 @@ def read_maintenance(job: Job, state: State, now: datetime) -> Maintenance:
                 pending = tuple(item for item in pending if not is_done(table, item))
         except AnabranchError as error:
             unread[name] = str(error)
+    speed = content_by_hour(state.table, "main", speed_hours(state, running_hour(state, now)))
+    most = sorted(speed, key=lambda hour: (-speed[hour].files, hour))[:HOURS_SHOWN]
+    speed_rows = sum(content.rows for content in speed.values())
+    batch_rows = total(head(state.table, "main"), "records") - speed_rows
     since = min((datetime.fromisoformat(str(item["at"])) for item in pending), default=None)
     return Maintenance(
         runs=read_runs(state.table.properties),
         tables=tables,
-        speed_files=_speed_files(state, now),
+        rows={"speed": speed_rows, "batch": batch_rows},
+        speed_files={hour: speed[hour].files for hour in sorted(most)},
         letters_wait_since=since.replace(tzinfo=since.tzinfo or UTC) if since is not None else None,
         unread=unread,
     )
@@ -155,14 +162,9 @@ def _growth(table: Table, main: Snapshot | None, manifests: int, expirable: int)
     )
 
 
-def _speed_files(state: State, now: datetime) -> dict[str, int]:
-    served = speed_hours(state, max(state.timeline.open, hour_of(now)))
-    files = {
-        hour: content.files
-        for hour, content in content_by_hour(state.table, "main", served).items()
-    }
-    most = sorted(files, key=lambda hour: (-files[hour], hour))[:HOURS_SHOWN]
-    return {hour: files[hour] for hour in sorted(most)}
+def running_hour(state: State, now: datetime) -> str:
+    """Return the hour that receives records; after an adoption it may be in the future. Pure."""
+    return max(state.timeline.open, hour_of(now))
 
 
 def speed_hours(state: State, running: str) -> list[str]:
@@ -197,10 +199,9 @@ _OPENED = 64
 
 @dataclass(frozen=True)
 class MainContent:
-    """Rows of `main` by serving layer, dead letters of the newest hours by hour and reason (without
-    hours that are not fully counted yet), and measurements by layer."""
+    """Dead letters of the newest hours by hour and reason (without hours that are not fully counted
+    yet), and measurements by layer."""
 
-    rows: Mapping[Layer, int] = field(default_factory=dict)
     dead_letters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     measured: Mapping[Layer, Measured] = field(default_factory=dict)
 
@@ -215,10 +216,9 @@ class ContentReader:
     def read(self, state: State, now: datetime) -> MainContent:
         """Return the content at a state. Raises Transient when the lake is unreachable."""
         job = self._job
-        running = max(state.timeline.open, hour_of(now))
+        letters = job.lake.load(job.stream.dead_letters_table)
         return MainContent(
-            rows=_rows_by_layer(state, running),
-            dead_letters=self._dead_letters(job.lake.load(job.stream.dead_letters_table), running),
+            dead_letters=self._dead_letters(letters, running_hour(state, now)),
             measured=read_measured(state.branch_properties["main"].get(MEASURED)),
         )
 
@@ -243,9 +243,3 @@ def _reasons(table: Table, file: DataFile) -> Counter[str]:
     with lake_errors(f"read {file.file_path}"), table.io.new_input(file.file_path).open() as stream:
         codes = pq.read_table(stream, columns=["error_code"])["error_code"].value_counts()
     return Counter({pair["values"]: pair["counts"] for pair in codes.to_pylist()})
-
-
-def _rows_by_layer(state: State, running: str) -> dict[Layer, int]:
-    by_speed = content_by_hour(state.table, "main", speed_hours(state, running)).values()
-    speed = sum(content.rows for content in by_speed)
-    return {"speed": speed, "batch": total(head(state.table, "main"), "records") - speed}

@@ -340,7 +340,7 @@ READ: tuple[Row[Readings], ...] = (
     Row(
         "rows",
         "Rows in main, by the layer that wrote them.",
-        lambda r: {(layer,): n for layer, n in r.content.rows.items()},
+        lambda r: {(layer,): n for layer, n in r.maintenance.rows.items()},
         _LAYER,
     ),
     Row(

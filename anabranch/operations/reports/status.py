@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from anabranch import config
 from anabranch.common.deadline import KAFKA, LAKE, Note
@@ -18,7 +18,7 @@ from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size, to_keys
 from anabranch.operations.finding import Finding, Issue, error, warning
-from anabranch.operations.reports.maintenance import Maintenance, last_run_words
+from anabranch.operations.reports.maintenance import Maintenance, last_run_words, running_hour
 from anabranch.protocol import ledger, watermarks
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import (
@@ -185,17 +185,6 @@ class StreamStatus:
     def expired_hours(self) -> int:
         return self.expired.count(self.first_hour)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the status as a JSON object; times have their UTC offset."""
-        moments = {
-            name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")
-        }
-        return vars(self) | _iso(moments) | {"last_publish": _iso(self.last_publish)}
-
-
-def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
-    return {name: at.isoformat() if at is not None else None for name, at in times.items()}
-
 
 def hours(job: Job) -> list[HourSummary]:
     """Return every hour from the first to the running one, oldest first: the values of the ledger's
@@ -210,19 +199,15 @@ def hours(job: Job) -> list[HourSummary]:
 def dead_shares(state: State, letters: Table, now: datetime) -> dict[str, HourShare]:
     """Return the dead letters of the hours that have records in `main` and are not accepted, oldest
     first. `letters`: the table of dead letters."""
+    after = hour_words.shift(running_hour(state, now), 1)
     hours = {
         *(h for h in state.timeline.sealed if not state.is_accepted(h)),
-        *hour_words.hours_between(state.timeline.open, hour_words.shift(_running(state, now), 1)),
+        *hour_words.hours_between(state.timeline.open, after),
     }
     rows, dead = (content_by_hour(table, "main", hours) for table in (state.table, letters))
     none = HourContent(0, 0)
     counts = {h: (dead.get(h, none).rows, rows.get(h, none).rows) for h in sorted(hours)}
     return {h: HourShare(d, d + r) for h, (d, r) in counts.items() if d + r}
-
-
-def _running(state: State, now: datetime) -> str:
-    """Return the hour that receives records; after an adoption it may be in the future."""
-    return max(state.timeline.open, hour_words.hour_of(now))
 
 
 def hour_rows(
@@ -239,7 +224,7 @@ def hour_rows(
     timeline = state.timeline
     known = {
         *rows,
-        *hour_words.hours_between(timeline.first, hour_words.shift(_running(state, now), 1)),
+        *hour_words.hours_between(timeline.first, hour_words.shift(running_hour(state, now), 1)),
     }
     return [
         _hour(state, h, rows.get(h), why.get(h), refused.get(h), (shares or {}).get(h))

@@ -55,7 +55,6 @@ VIEW = StreamStatus(
 
 
 CONTENT = maintenance.MainContent(
-    rows={"speed": 9, "batch": 91},
     dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
     measured={
         "speed": Measured(
@@ -78,6 +77,7 @@ DONE = measured.MaintenanceRun(
 )
 MAINTENANCE = maintenance.Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
+    rows={"speed": 9, "batch": 91},
     tables={"events": maintenance.TableGrowth(9000, 40, 3, 12, 80, 100, 6)},
     speed_files={"2026-11-21T00": 31},
     letters_wait_since=NOW - timedelta(seconds=30),

@@ -171,7 +171,6 @@ def test_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.Mon
         accept(one, hour, 10)
     asked = reader(one)
     found = asked.read(one.state(), start_of(running) + timedelta(minutes=5))
-    assert found.rows == {"speed": 22, "batch": 20}
     # Dead letters are those of the newest hours only.
     assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
     # No file is read twice.
