@@ -113,7 +113,8 @@ def drift_note(view: StreamStatus) -> str:
     """Return the newest accepted hour's unknown fields as text; empty without any. Pure."""
     if view.unknown is None or not view.unknown.fields:
         return ""
-    names = [text_of(field.name) for field in view.unknown.fields]
+    # Producers choose names: a text in backticks would be shown as a command to run.
+    names = [text_of(field.name).replace("`", "'") for field in view.unknown.fields]
     return f"the schema does not know {_named(names)}: `anabranch check {view.stream} --drift`"
 
 

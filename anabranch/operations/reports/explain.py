@@ -462,7 +462,8 @@ def _quality(quality: QualityResult) -> str:
 
 def _unknown(stream: str, unknown: UnknownFields) -> str:
     shown = unknown.fields[:_FIELDS]
-    names = ", ".join(text(field.name) for field in shown)
+    # Producers choose names: a text in backticks would be shown as a command to run.
+    names = ", ".join(text(field.name).replace("`", "'") for field in shown)
     more = len(unknown.fields) - len(shown) + unknown.others
     of = names + (f" and {more} more" if more else "")
     held = _many(unknown.records, "record")

@@ -307,7 +307,7 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
 
 
 def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None) -> None:
-    names = ["season", "<b>\x1b[31m", "c", "d"]
+    names = ["`season`", "<b>\x1b[31m", "c", "d"]  # what producers choose is no command
     unknown = UnknownFields(9, tuple(UnknownField(name, 3, (0, 1), (0, 9)) for name in names))
     made = new_page(full)
     reader = made.readers["events"]
@@ -320,7 +320,7 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
 
     assert "does not know" not in after(unknown=None)
     text = after(unknown=unknown)
-    reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch check events --drift"
+    reported = r"does not know 'season', <b>\x1b[31m, c and 1 more: anabranch check events --drift"
     assert reported in text and "≠ differs" in text
     assert "<b>" not in browser(made).get("/streams/events").text
     after(unknown=unknown, unexplained={}, lost={}, refused_restatements=())
