@@ -18,7 +18,7 @@ from pydantic import (
 from anabranch.config.base import Frozen, Name, one_or_many, web_address
 from anabranch.config.kafka_security import Security
 
-_SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
+_SQL_URI = re.compile(r"^(sqlite:///(?!:memory:).|postgresql\+\w+://.)")
 _HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
 _NO_URI = re.compile(r"^$")
 
@@ -83,7 +83,9 @@ class Catalog(Frozen):
             "none for glue."
         ),
     )
-    warehouse: str = Field(pattern=r"^(s3|file)://", description="The root folder of all tables.")
+    warehouse: str = Field(
+        pattern=r"^(s3://[^/]|file:///)", description="The root folder of all tables."
+    )
     properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = Field(
         default={},
         description="Properties of the catalog, for Spark and PyIceberg.",

@@ -295,7 +295,7 @@ class Stream(Frozen):
     )
     location: str | None = Field(
         default=None,
-        pattern=r"^(s3|file)://[^?#]*[^?#/]$",
+        pattern=r"^(s3://|file:///)[^?#/]([^?#]*[^?#/])?$",
         description=(
             "The folder of the stream's tables, each in NAMESPACE/TABLE below it. Default: the "
             "catalog's choice, below its `warehouse`. A table is not moved later."
