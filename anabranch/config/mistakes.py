@@ -27,26 +27,17 @@ _SECRET = re.compile(
 _LONGEST = 200
 # Greedy up to the last @, since a password may contain a slash or an @.
 _USER = re.compile(r"//.*@", re.DOTALL)
-_COLLECTION_ERRORS = frozenset(
-    {
-        "dict_type",
-        "model_type",
-        "model_attributes_type",
-        "tuple_type",
-        "list_type",
-        "union_tag_not_found",
-    }
-)
-# Replacements of Pydantic's messages by error type.
-_MESSAGES = {
+# Replacements of Pydantic's messages by error type; first those of a scalar in place of more.
+_OF_COLLECTIONS = {
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type", "union_tag_not_found"),
+        "expected a mapping of keys",
+    ),
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+}
+_MESSAGES = _OF_COLLECTIONS | {
     "missing": "required key, found none",
     "string_type": "expected a text",
-    "dict_type": "expected a mapping of keys",
-    "model_type": "expected a mapping of keys",
-    "model_attributes_type": "expected a mapping of keys",
-    "tuple_type": "expected a list",
-    "list_type": "expected a list",
-    "union_tag_not_found": "expected a mapping of keys",
 }
 # Of lists, and of secrets, whose items are characters.
 _ITEMS = re.compile(r"(items?) after validation, not \d+")
@@ -126,7 +117,7 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> str:
 
 def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
     # A scalar in place of a mapping or list may be any of its values, secrets included.
-    if kind in _COLLECTION_ERRORS or any(
+    if kind in _OF_COLLECTIONS or any(
         str(part) in _SECRETS or is_secret(str(part)) for part in loc
     ):
         return type(value).__name__
