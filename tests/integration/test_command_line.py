@@ -118,7 +118,7 @@ def test_apply_of_many_continues_after_an_error(world: Make) -> None:
 def test_without_readable_dead_letters_nothing_is_replayed(world: Make) -> None:
     one = world(create=2)
     said = _run(one, "dead-letters", one.name, "--replay").stdout
-    assert "no hour has dead letters that decode now" in said
+    assert "no hour accepted before has dead letters that decode now" in said
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Make) -> None:

@@ -71,7 +71,7 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
         topic = kafka.describe(stream.topic)
         settings = kafka.settings(stream.topic) if topic is not None else None
         if topic is None or settings is None:
-            near = get_close_matches(stream.topic, sorted(kafka.topic_names()), 1)
+            near = get_close_matches(stream.topic, sorted(kafka.topic_names()), 1, 0.8)
             return KafkaFacts(None, {}, {}, None, similar=next(iter(near), None))
         starts, ends = kafka.log_starts(topic), kafka.stable_ends(topic)
         held = {p: end - 1 for p, end in ends.items() if end > starts.get(p, 0)}

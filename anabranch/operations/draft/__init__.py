@@ -95,7 +95,7 @@ def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
         ) from None
     found = sorted(n for n in names if pattern.fullmatch(n) and not n.startswith("__"))
     if not found:
-        near = get_close_matches(wanted, sorted(names), 1)
+        near = get_close_matches(wanted, sorted(names), 1, 0.8)
         but = f", but {near[0]}" if near else ""
         raise NotYet(
             f"draft: expected topics that match {wanted}, found none{but}; name another, or create "
