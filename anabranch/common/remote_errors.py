@@ -155,7 +155,7 @@ _DISK_FULL = re.compile(
 )
 
 # No connection to S3, as the AWS SDK for C++ and botocore report it.
-_NO_S3 = ("curlCode: 6,", "curlCode: 7,", "Could not connect to the endpoint URL")
+_NO_S3 = ("curlCode: 6,", "curlCode: 7,", "curlCode: 35,", "Could not connect to the endpoint URL")
 
 # Waiting does not help. At the end of a line, as above.
 _READ_ONLY = re.compile(

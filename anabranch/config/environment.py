@@ -162,10 +162,20 @@ class S3(Frozen):
         return self
 
 
+_MASTER = re.compile(r"(local|local-cluster)(\[.*\])?|yarn|(spark|k8s)://.+")
+
+
+def check_master(value: str) -> str:
+    """Return a master that spark-submit knows. Raises ValueError for anything else."""
+    if not _MASTER.fullmatch(value):
+        raise ValueError("expected local[*], spark://HOST:PORT, k8s://URL or yarn")
+    return value
+
+
 class Spark(Frozen):
     """Spark's master and properties."""
 
-    master: str = Field(
+    master: Annotated[str, AfterValidator(check_master)] = Field(
         default="local[*]",
         description="The Spark master; a command's `--master` overrides it.",
     )

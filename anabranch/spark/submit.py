@@ -14,6 +14,7 @@ from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, broken, load_environment, select_streams
+from anabranch.config.environment import check_master
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java, require_temporary, require_user, spark_home
 from anabranch.spark.settings import REDACTED, runs_here
@@ -105,9 +106,14 @@ def submit(environment: Environment, arguments: Sequence[str]) -> None:
 
 
 def with_master(environment: Environment, master: str | None) -> Environment:
-    """Return the environment with another master of Spark; itself for None."""
+    """Return the environment with another master of Spark; itself for None. Raises
+    ConfigurationError."""
     if master is None:
         return environment
+    try:
+        check_master(master)
+    except ValueError as error:
+        raise ConfigurationError(f"--master: {error}, found {master!r}") from None
     return environment.model_copy(
         update={"spark": environment.spark.model_copy(update={"master": master})}
     )
