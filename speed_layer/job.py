@@ -76,7 +76,7 @@ _CHECKPOINT = {
 
 # Trigger interval for the health file of many streams: the default of `speed.trigger`.
 _GROUP_TRIGGER = timedelta(seconds=2)
-_WARM_UP_SECONDS = 30.0
+_WARM_UP_SECONDS = 10.0
 
 
 class SpeedJob:
