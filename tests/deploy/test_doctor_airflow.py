@@ -43,7 +43,7 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found() -> dict[Issue, Finding]:
-    found = airflow.findings([load_stream(STREAM, ROOT / "conf")], {}, airflow.read())
+    found = airflow.findings([load_stream(STREAM, ROOT / "conf")], airflow.read())
     return {finding.check: finding for finding in found}
 
 
