@@ -226,10 +226,11 @@ def _removed_views(job: Job) -> Iterator[str]:
         names = job.lake.table_names(stream.table.rpartition(".")[0])
     except Terminal:
         return  # The catalog does not list tables to this user.
-    # Another stream's table may begin with the name of this one.
+    # Another stream's table may begin with the name of this one, or have the name of its view.
     others = [f"{n}_" for n in names if n.startswith(prefix) and f"{n}_hours" in names]
     for name in sorted(names - {*stream.tables}):
-        is_own = name.startswith(prefix) and not name.startswith(tuple(others))
+        view = name.removesuffix(PARTIALS)
+        is_own = name.startswith(prefix) and not view.startswith(tuple(others))
         if is_own and name.endswith(PARTIALS):
             yield f"table {name} of a removed view may have the values: drop it, with its files"
 

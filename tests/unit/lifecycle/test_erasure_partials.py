@@ -90,7 +90,7 @@ def test_a_fill_of_rows_from_before_an_erasure_withholds_the_certificate(people:
 def test_the_table_of_a_removed_view_withholds_the_certificate(people: People) -> None:
     """The hazard: no file of a stream names it, so nothing removes its partials."""
     run.erase(people.job, Publisher(people.lake.lake, people.lake.stream), ORDER)
-    lake, other = people.lake.lake, f"{STREAM.table}_b"
+    lake, other = people.lake.lake, f"{STREAM.table}_names"  # has the name of the view
     for name in (other, f"{other}_hours", f"{other}_names_partials"):
         admin.create(lake, name, lake.load(TABLE).schema(), (), admin.TABLE_PROPERTIES)
     [status] = read_statuses(people.job, datetime.now(UTC))
