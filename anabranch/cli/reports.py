@@ -339,6 +339,10 @@ def _faults(view: StreamStatus, *of: Issue) -> Text:
     for one in faults(view):
         if one.check in of:
             yield f"{one.subject}: expected {one.expected}, found {one.found}; `{one.remedy}`"
+    # No fault, but the reason of exit code 1.
+    if view.late and view.is_new and view.unreadable is None:
+        name = view.stream
+        yield f"{name}: no job has published yet: {view.late}; `anabranch speed {name}`"
 
 
 def _lag(view: StreamStatus, lag: object) -> object:

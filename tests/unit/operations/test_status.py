@@ -127,6 +127,9 @@ def test_a_topic_that_is_not_there_yet_is_not_late(tmp_path: Path) -> None:
     one.land(Publish(new_id(), (Change("speed"),), one.state().timeline, Position("", {})))
     view = status(replace(job(one), kafka=Broker(None).adapter), PATIENCE)
     assert (view.topic_missing, view.unreadable, view.late) == (True, None, None)
+    late = replace(view, topic_missing=False, lag=Lag(5, {0: 5}), late="5 offsets wait")
+    [_, why] = reports.statuses_text({"events": late})
+    assert why == "events: no job has published yet: 5 offsets wait; `anabranch speed events`"
 
 
 def test_maintenance_that_completes_no_run_for_two_days_is_late(tmp_path: Path) -> None:
