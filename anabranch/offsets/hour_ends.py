@@ -146,11 +146,12 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
 
 
 def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
-    """Return the first offset from `start` on whose window has usable timestamps, and the window;
-    empty below `high`. Skips unusable stretches in growing steps, then bisects."""
+    """Return the first offset from `start` on whose window has usable timestamps below `high`, and
+    the window; an empty one if there is none. Skips unusable stretches in growing steps, then
+    bisects. The window is whole: cut at `high`, one wrong record could decide it (decision 11)."""
     window = yield start
     if _is_usable(window, high, now) or not window:
-        return start, tuple(r for r in window if r.offset < high)
+        return start, window
     unusable, step = start, WINDOW
     ahead = window[-1].offset + 1
     while ahead < high:
@@ -166,8 +167,7 @@ def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tup
             usable_from = middle
         else:
             unusable = middle
-    window = (yield usable_from) if usable_from < high else ()
-    return usable_from, tuple(r for r in window if r.offset < high)
+    return usable_from, (yield usable_from) if usable_from < high else ()
 
 
 def _is_usable(window: Window, high: int, now: int) -> bool:

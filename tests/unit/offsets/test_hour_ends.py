@@ -125,6 +125,19 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
     assert kafka.looks <= 15 * len(set(decided.values())), why
 
 
+def test_a_wrong_record_between_two_windows_does_not_decide_alone() -> None:
+    """The hazard: a bisection ends beside it, and records of hours before it get another hour."""
+    at, now = millis(NOW - HOUR), millis(NOW)
+    for behind in range(40, 80):
+        log = stamped([*[at - 1] * 8, *[at] * 7, at - 72 * 3_600_000, *[at] * behind])
+        search, asked = hour_ends.find_end(at, 0, len(log), now, {}), 0
+        with pytest.raises(StopIteration) as ended:
+            asked = next(search)
+            while True:
+                asked = search.send(log[asked : asked + WINDOW])
+        assert ended.value.value == 8
+
+
 def test_questions_are_few_in_a_healthy_log_of_known_windows_and_of_empty_hours() -> None:
     kafka = Kafka(log={0: a_record_a_minute(50 * HOUR), 1: []})
     assert hours_of(kafka) == expected(kafka.log[0])
