@@ -121,8 +121,7 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
     behind = {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10}
     right = expected(log[:10], 0) | behind | expected(log, 1)
     assert {at: decided[at] for at in right} == right
-    why = "more windows are looked at than a bisection needs"
-    assert kafka.looks <= 15 * len(set(decided.values())), why
+    assert kafka.looks <= 15 * len(set(decided.values())), "a bisection needs fewer windows"
 
 
 def test_a_wrong_record_between_two_windows_does_not_decide_alone() -> None:
@@ -245,8 +244,7 @@ def test_most_usable_timestamps_decide_a_window_and_its_oldest_record() -> None:
     assert hour_ends.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
     assert hour_ends.side_of(stamped(LIES), at, now) is Side.NOTHING
     assert hour_ends.side_of((), at, now) is Side.NOTHING
-    now, month = millis(NOW), millis(NOW - REACH)
-    long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
+    month, long_ago = millis(NOW - REACH), millis(datetime(2013, 1, 1, tzinfo=UTC))
     assert hour_ends.plan_oldest(stamped([]), now) is None
     assert hour_ends.plan_oldest(stamped(LIES), now) is None
     assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
