@@ -90,10 +90,10 @@ def shared_tables(
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)
-    known = f"known streams: {', '.join(stream_names(folder)) or 'none'}"
     if not NAME.fullmatch(name):
         raise ConfigurationError(
-            f"stream: expected a name of letters, digits and underscores, found {name!r} ({known})"
+            f"stream: expected a name of letters, digits and underscores, found {name!r} "
+            f"({_known_streams(folder)})"
         )
     path = folder / "streams" / f"{name}.yaml"
     if path.is_file() and plain.is_family(path):
@@ -102,8 +102,14 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
             "streams, which `anabranch status --list` lists"
         )
     if not path.is_file():
-        raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none ({known})")
+        raise ConfigurationError(
+            f"stream {name!r}: expected the file {path}, found none ({_known_streams(folder)})"
+        )
     return parse_stream(name, folder)
+
+
+def _known_streams(folder: Path) -> str:
+    return f"known streams: {', '.join(stream_names(folder)) or 'none'}"
 
 
 def parse_stream(name: str, folder: str | Path | None, text: str | None = None) -> Stream:
