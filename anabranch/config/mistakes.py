@@ -8,7 +8,7 @@ has it: a value from the environment is named by its variable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 from urllib.parse import unquote
@@ -25,6 +25,8 @@ _SECRET = re.compile(
     r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE
 )
 _LONGEST = 200
+# The least similarity of a name and its misspelling; topics of one family are less similar.
+_ALIKE = 0.8
 # Greedy up to the last @, since a password may contain a slash or an @.
 _USER = re.compile(r"//.*@", re.DOTALL)
 # Replacements of Pydantic's messages by error type; first those of a scalar in place of more.
@@ -101,6 +103,11 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
         else f", found {_found(loc, kind, problem['input'], written)}"
     )
     return f"{where}{message}{found}"
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that `name` may be a misspelling of, if any. Pure."""
+    return next(iter(get_close_matches(name, sorted(known), 1, _ALIKE)), None)
 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> str:

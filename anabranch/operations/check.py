@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ import pyarrow as pa
 from anabranch.common.arrays import grouped
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
+from anabranch.config.mistakes import similar
 from anabranch.decode import Decoded, Decoder, decode_spec, inputs
 from anabranch.decode.inputs import schema_ids
 from anabranch.kafka.client import KafkaAdapter
@@ -26,8 +25,6 @@ RECORDS = 1_000
 
 _ROWS = 5
 _FIELDS = 5
-# The part of two names that is equal, from which on one may be a misspelt other.
-_ALIKE = 0.8
 # Seconds of these years, read as milliseconds, are in January 1970.
 _UNIT_TOO_SMALL = datetime(1970, 3, 1, tzinfo=UTC)
 
@@ -164,9 +161,8 @@ def _meaningless(
 
 def _meant(field: str, without_column: Collection[str]) -> str | None:
     """Return the field that has the same letters, or nearly the same name. Pure."""
-    names = sorted(without_column)
-    same = (name for name in names if _letters(name) == _letters(field))
-    return next(chain(same, get_close_matches(field, names, 1, _ALIKE)), None)
+    same = (name for name in sorted(without_column) if _letters(name) == _letters(field))
+    return next(same, None) or similar(field, without_column)
 
 
 def _letters(name: str) -> str:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from shlex import quote
 
 from anabranch.common.errors import (
@@ -19,6 +18,7 @@ from anabranch.common.errors import (
     Transient,
 )
 from anabranch.config import Environment, Kafka, Stream
+from anabranch.config.mistakes import similar
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Offsets
@@ -71,8 +71,8 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
         topic = kafka.describe(stream.topic)
         settings = kafka.settings(stream.topic) if topic is not None else None
         if topic is None or settings is None:
-            near = get_close_matches(stream.topic, sorted(kafka.topic_names()), 1, 0.8)
-            return KafkaFacts(None, {}, {}, None, similar=next(iter(near), None))
+            near = similar(stream.topic, kafka.topic_names())
+            return KafkaFacts(None, {}, {}, None, similar=near)
         starts, ends = kafka.log_starts(topic), kafka.stable_ends(topic)
         held = {p: end - 1 for p, end in ends.items() if end > starts.get(p, 0)}
         one = dict(list(held.items())[:1])

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from anabranch.common.errors import ConfigurationError, NotYet
 from anabranch.config import Environment, Stream
 from anabranch.config.columns import Column, Notation
 from anabranch.config.loading import parse_stream
+from anabranch.config.mistakes import similar
 from anabranch.config.plain import NAME
 from anabranch.decode import Decoded
 from anabranch.decode.guessed import snake
@@ -95,8 +95,8 @@ def topics_of(kafka: KafkaAdapter, wanted: str) -> list[str]:
         ) from None
     found = sorted(n for n in names if pattern.fullmatch(n) and not n.startswith("__"))
     if not found:
-        near = get_close_matches(wanted, sorted(names), 1, 0.8)
-        but = f", but {near[0]}" if near else ""
+        near = similar(wanted, names)
+        but = f", but {near}" if near is not None else ""
         raise NotYet(
             f"draft: expected topics that match {wanted}, found none{but}; name another, or create "
             "one first"
