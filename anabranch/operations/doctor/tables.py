@@ -11,6 +11,7 @@ from anabranch.common.errors import (
     AnabranchError,
     ConfigurationError,
     MetadataGone,
+    Refused,
     Terminal,
     Transient,
 )
@@ -41,14 +42,16 @@ class PropertyDrift:
 @dataclass(frozen=True)
 class TableFacts:
     """Facts about a stream's tables. `branches`: missing branches as (table, branch). `columns`:
-    how the table's columns differ from the stream's file, as text. `unread`: None if the table has
-    no state yet. `optimizers`: signs of another program that maintains a table, as (table, sign).
+    how the table's columns differ from the stream's file, as text; `apply_refuses`: to change them.
+    `unread`: None if the table has no state yet. `optimizers`: signs of another program that
+    maintains a table, as (table, sign).
     `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its branches.
     `features`: features that our writers do not support, as (table, feature)."""
 
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
     columns: str | None = None
+    apply_refuses: bool = False
     drifts: tuple[PropertyDrift, ...] = ()
     optimizers: tuple[tuple[str, str], ...] = ()
     ref_ages: tuple[tuple[str, str], ...] = ()
@@ -103,7 +106,8 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
         # An unsupported feature is a separate finding.
         return facts
     except Terminal as differs:
-        facts = replace(facts, columns=str(differs))
+        refuses = isinstance(differs.__cause__, Refused)
+        facts = replace(facts, columns=str(differs), apply_refuses=refuses)
     try:
         return replace(facts, unread=find_unread(load_state(lake, stream.table)))
     except Transient:
@@ -198,11 +202,11 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> Iterator[Findin
             f"{feature}, which another program set",
             f"{apply}, whose error has the way back",
         )
-    if (columns := facts.columns) is not None:
-        refused = f"`schema:` of streams/{stream.name}.yaml, as the end of `found` has it"
-        remedy = refused if "fails with: " in columns else apply
+    if facts.columns is not None:
+        in_file = f"`schema:` of streams/{stream.name}.yaml, as the end of `found` has it"
+        remedy = in_file if facts.apply_refuses else apply
         expected = "the columns of the stream's file"
-        yield error(Issue.COLUMNS, stream.table, expected, columns, remedy)
+        yield error(Issue.COLUMNS, stream.table, expected, facts.columns, remedy)
     for drift in facts.drifts:
         remedy = (
             f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = "

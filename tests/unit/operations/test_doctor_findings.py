@@ -156,7 +156,7 @@ FOUND = {
     "other tables": of_tables(
         NAMES[2], branches=((NAMES[0], "batch"),), columns="column n is missing", drifts=(DRIFT,)
     ),
-    "refused columns": of_tables(columns="`anabranch apply events` fails with: put it back"),
+    "refused columns": of_tables(columns="`anabranch apply events` fails with: put it back", apply_refuses=True),
     "recreated": of_stream(unreadable="another id", late="another id"),
     "missing": of_stream(unreadable="none", topic_missing=True, late="none"),
     "unexplained": of_stream(unexplained={HOUR: {"missing": 2}}),
@@ -212,8 +212,9 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     facts = tables.read(made.environment, made.stream, made.lake)
     assert [*tables.findings("lake", made.stream, facts)] == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
-    # SQLite has no lock that is held.
-    services.read_catalog(made.environment)
+    gone = new_stream(schema="n INT", key="n")
+    assert tables.read(made.environment, gone, made.lake).apply_refuses
+    services.read_catalog(made.environment)  # SQLite has no lock that is held.
     # The batch layer reads the oldest hour that is not accepted next.
     sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
     opened = Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
@@ -225,8 +226,7 @@ def test_another_programs_maintenance_is_recognised_by_snapshots(tmp_path: Path)
     lake = new_lake(tmp_path)
     assert tables.find_optimizers(lake.table()) == []
     lake.move("main")
-    why = "our own publishes are none of another program's"
-    assert tables.find_optimizers(lake.table()) == [], why
+    assert tables.find_optimizers(lake.table()) == [], "our own publishes are none of another's"
     with lake.table().transaction() as tx:
         ages = ("history.expire.max-snapshot-age-ms", "history.expire.max-ref-age-ms")
         tx.set_properties(dict(zip(ages, "12", strict=True)))
