@@ -123,6 +123,12 @@ def text(value: object) -> str:
     )
 
 
+def name_text(name: str) -> str:
+    """Convert a name that a producer chose to a line without backticks: a text between them is
+    shown as a command to run."""
+    return text(name).replace("`", "'")
+
+
 def _json(value: object, ensure_ascii: bool = False) -> str:
     """Return indented JSON without a newline at the end."""
     return json.dumps(plain(value), indent=2, ensure_ascii=ensure_ascii)

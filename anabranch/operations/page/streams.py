@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from anabranch.common.arrays import grouped
-from anabranch.common.output import text as text_of
+from anabranch.common.output import name_text
 from anabranch.job import groups_of
 from anabranch.operations.finding import Issue
 from anabranch.operations.reports import status
@@ -113,8 +113,7 @@ def drift_note(view: StreamStatus) -> str:
     """Return the newest accepted hour's unknown fields as text; empty without any. Pure."""
     if view.unknown is None or not view.unknown.fields:
         return ""
-    # Producers choose names: a text in backticks would be shown as a command to run.
-    names = [text_of(field.name).replace("`", "'") for field in view.unknown.fields]
+    names = [name_text(field.name) for field in view.unknown.fields]
     return f"the schema does not know {_named(names)}: `anabranch check {view.stream} --drift`"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from anabranch.common.output import text
+from anabranch.common.output import name_text
 from anabranch.config import Stream
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.manifests import content_by_hour, files_of
@@ -462,8 +462,7 @@ def _quality(quality: QualityResult) -> str:
 
 def _unknown(stream: str, unknown: UnknownFields) -> str:
     shown = unknown.fields[:_FIELDS]
-    # Producers choose names: a text in backticks would be shown as a command to run.
-    names = ", ".join(text(field.name).replace("`", "'") for field in shown)
+    names = ", ".join(name_text(field.name) for field in shown)
     more = len(unknown.fields) - len(shown) + unknown.others
     of = names + (f" and {more} more" if more else "")
     held = _many(unknown.records, "record")

@@ -505,7 +505,7 @@ def faults(view: StreamStatus) -> Iterator[Finding]:
         yield warning(Issue.MAINTENANCE, name, expected, view.unmaintained, maintain)
     if view.overdue is not None:
         expected = "hours to expire within a day after keep.rows"
-        remedy = maintain if view.overdue.reason is None else f"anabranch maintain {name} --dry-run"
+        remedy = maintain if view.overdue.reason is None else f"{maintain} --dry-run"
         yield warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy)
     for hour, count in view.conflicts.items():
         expected = "duplicates with the content of the row that they repeat"
